@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Coroutine
 from dataclasses import replace
@@ -11,6 +10,7 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
+from mqtt_nats.backbone.batch import in_turn
 from mqtt_nats.backbone.pending_stores import IgnoredStore
 from mqtt_nats.backbone.retry import retry_in_background
 from mqtt_nats.base import server_clock as natstime
@@ -29,7 +29,7 @@ from mqtt_nats.sessions.record import claimed, save_record, stored_part
 from mqtt_nats.sessions.session import State
 from mqtt_nats.transport.connection import CLOCK_STEP
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
-from mqtt_streams.consumers import backstop, update_consumer
+from mqtt_streams.consumers import ConsumerNotFound, ConsumerRef, backstop, update_consumer
 from mqtt_streams.hashing import registered_as
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.qos2 import held_up_to
@@ -121,18 +121,21 @@ async def _leave(client: Client, changed: bool, dropped: Done | None) -> None:
 
 
 async def renew_backstops(side: DurableDelivery) -> None:
-    """Let the consumers live as long as the session, whose expiry interval has changed.
-
-    Raises:
-        ApiError, NoResponders, RequestTimeout: JetStream refuses a request or does not answer.
-    """
+    """Let the dormant consumers live as long as the session, whose expiry interval has changed."""
     record, v5 = claimed(side.client.record)
     threshold = backstop(v5.expiry)
     for key, consumer in record.cons.items():
         record.cons[key] = replace(consumer, inactive_threshold=threshold)
     there = {name for name, one in side.bindings.items() if not one.removed}
     consumers = [one for one in record.cons.values() if one.durable_name in there]
-    await asyncio.gather(*(update_consumer(side.client.services.nats.inbox, MESSAGES, one) for one in consumers))
+    await in_turn([partial(_renew, side, one) for one in consumers])
+
+
+async def _renew(side: DurableDelivery, consumer: ConsumerRef) -> None:
+    try:
+        await update_consumer(side.client.services.nats.inbox, MESSAGES, consumer)
+    except (ApiError, ConsumerNotFound, NoResponders, RequestTimeout) as error:
+        log.debug("consumer %s: %s", consumer.durable_name, error)  # it is put right when the session is resumed
 
 
 def fall_silent(client: Client) -> None:

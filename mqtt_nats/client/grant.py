@@ -23,7 +23,7 @@ from mqtt_nats.sessions.consumer_binding import Came, ConsumerBinding
 from mqtt_nats.sessions.message_stream import Mark
 from mqtt_nats.sessions.pubrel_consumer import attach_pubrels
 from mqtt_nats.sessions.record import claimed, save_record
-from mqtt_streams.api import ApiError
+from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.consumers import ConsumerRef, backstop, create_consumer
 from mqtt_streams.messages import PREFIX as STORED_PREFIX
 from mqtt_streams.messages import STREAM as MESSAGES
@@ -77,7 +77,7 @@ async def grant(
         side.store_position_with(PositionWriter(client, NO_POSITION))
     added = await client.delivery.feed.subscribe(client, position, put)
     if not in_records:
-        await retry_until_answered(client, partial(_create_dormant, client, added))
+        await _create_dormant(client, added)
 
 
 async def _attach_pubrels(client: Client, side: DurableDelivery) -> None:
@@ -196,7 +196,7 @@ async def _create_one(client: Client, binding: ConsumerBinding) -> bool:
         return False
     try:
         await create_consumer(client.services.nats.inbox, MESSAGES, binding.consumer)
-    except ApiError as error:
+    except (ApiError, NoResponders, RequestTimeout) as error:
         subject = binding.consumer.filter_subject
         log_failure(log, logging.DEBUG, "subscribe", "%s: no consumer of %r: %s", client, subject, error)
         return False

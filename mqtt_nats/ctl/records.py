@@ -182,7 +182,7 @@ async def deadlines(inbox: RequestInbox, client_hash: str = "*") -> dict[str, fl
 
 
 async def consumers(inbox: RequestInbox, stream: str) -> AsyncIterator[dict[str, Any]]:
-    """Yield all consumers of a stream that nats-server describes: not those without a leader, nor of a missing stream."""
+    """Yield the consumers of a stream that nats-server describes: not those without a leader; none without a stream."""
     offset = 0
     while True:
         try:

@@ -143,7 +143,7 @@ def is_passed(side: DurableDelivery, binding: ConsumerBinding) -> bool:
     """
     machine, past = side.machine, side.past
     waits = machine.waits(binding.source) or (past is not None and machine.waits(past))
-    return binding.drained and machine.begun and not waits
+    return binding.drained and machine.begun and not side.stalled and not waits
 
 
 def meeting(member: Member, subjects: Collection[str]) -> list[Filter]:

@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.retry import TimedPermit, retry_until_answered
+from mqtt_nats.protocol.ack_tokens import RECORD
 from mqtt_nats.sessions.groups.subscribe import ask_groups_again
 from mqtt_nats.sessions.pubrel_consumer import attach_pubrels
 from mqtt_streams.consumers import consumer_info
@@ -75,6 +76,7 @@ class Elections:
         async with TimedPermit(self._limit):
             inbox, name = client.services.nats.inbox, CONSUMER_PREFIX + client.hash
             info = await retry_until_answered(client, partial(consumer_info, inbox, OUT, name))
-            come = sum(len(release.records) for release in side.machine.releases.values())
+            releases = side.machine.releases.values()
+            come = sum(one.startswith(RECORD) for release in releases for one in release.records)
             if info is not None and info.num_ack_pending > come:
                 await retry_until_answered(client, partial(attach_pubrels, side))

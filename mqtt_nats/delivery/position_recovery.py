@@ -227,7 +227,7 @@ async def _mark_perhaps_sent(client: Receiver, side: DurableDelivery, position: 
     """
     state = await client.services.head.state()  # again: an earlier owner may have gone on for a moment
     last = position.perhaps if valid is None else min(int(state["last_seq"]), valid)
-    side.machine.sent_perhaps(last)
+    side.machine.sent_perhaps(max(last, side.machine.perhaps_sent))
     if int(state["first_seq"]) > position.reached + 1 or state.get("num_deleted"):
         side.machine.suspect(position.reached + 1, last)
 

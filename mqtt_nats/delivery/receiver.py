@@ -66,6 +66,9 @@ class SharedFeed:
     def go_on(self, client: Receiver, side: DurableDelivery) -> None:
         """Serve a session from its position on."""
 
+    def settle_consumers(self, client: Receiver, side: DurableDelivery) -> None:
+        """Have the dormant consumers of a resumed session checked, created or removed."""
+
     def end_catching(self, side: DurableDelivery) -> None:
         """End the catch-up reader of a session, if it has one."""
 

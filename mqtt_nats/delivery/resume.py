@@ -156,6 +156,8 @@ async def resume(
     await fetch_in_flight(client, side)
     if done:
         await side.remove(done)
+        side.change_record()
+        await write_changed_record(client, side)
     await resend(client, assignments)
     given_up = await gone(client, side, halfway)
     if denied - shares:
@@ -191,6 +193,7 @@ async def _start(
     limit_in_flight(side)
     side.start()
     client.delivery.feed.go_on(client, side)
+    client.delivery.feed.settle_consumers(client, side)
     if machine.resent:
         log.debug("%s: %d messages sent again", client, machine.resent)
     for identifier in given_up:

@@ -20,6 +20,7 @@ from mqtt_nats.backbone.retry import retry_until_answered
 from mqtt_nats.base.logs import once
 from mqtt_nats.codec import MqttError, QuotaExceeded, ReasonCode
 from mqtt_nats.delivery.backlog_limit import limit_backlog
+from mqtt_nats.delivery.draining import release_waiting
 from mqtt_nats.delivery.position_recovery import end_shared_delivery, fetch_in_flight, limit_in_flight
 from mqtt_nats.ingress.retained.replay import pages_of
 from mqtt_nats.protocol.inflight import SubscriptionState
@@ -220,6 +221,8 @@ async def _wake(client: Receiver, side: DurableDelivery, stall: SlowClient) -> N
     limit_in_flight(side)
     side.machine.go_on()
     client.delivery.feed.go_on(client, side)
+    for one in [one for one in side.bindings.values() if one.source.whole]:
+        release_waiting(side, one)  # the messages that others wait for may not be stored any more
     ask_again(client)
     client.connection.release(Hold.JOBS)
     for work in stall.postponed:

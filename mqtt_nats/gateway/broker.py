@@ -124,7 +124,7 @@ class Broker:
         services.path.fanout.tell_response_topics(ingress.replying.response_topic)
         receivers = cast("Registry[Receiver]", registry)
         resets = server_version(nats.link) >= RESETS
-        self.live = SharedReaderSessions(services, receivers, resets=resets)
+        self.live = SharedReaderSessions(services, receivers)
         """Sessions of the shared reader."""
         Elections(services, receivers, self.live)
         handover = PositionHandover(services)

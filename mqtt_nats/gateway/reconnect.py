@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.connect import Phase
 from mqtt_nats.backbone.link import NatsConnection
-from mqtt_nats.backbone.retry import TimedPermit, retry_until_answered
+from mqtt_nats.backbone.retry import TimedPermit
 from mqtt_nats.delivery.dormant_consumers import check_dormant
 from mqtt_nats.delivery.resume import recover as go_on
 from mqtt_nats.delivery.resume import write_changed_record
 from mqtt_nats.sessions.groups.subscribe import recover_inboxes
 from mqtt_nats.sessions.takeover import still_owner
 from mqtt_nats.transport.connection import Hold
-from mqtt_streams.api import ApiError
+from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.messages import STREAM as MESSAGES
 
 if TYPE_CHECKING:
@@ -63,8 +63,8 @@ async def _mend(client: Client, side: DurableDelivery) -> None:
     """Create the deleted consumers of a session again; those that JetStream refuses are created at the next resume."""
     side.end_repair()
     try:
-        await retry_until_answered(client, partial(check_dormant, client, side))
-    except ApiError as error:
+        await check_dormant(client, side)
+    except (ApiError, NoResponders, RequestTimeout) as error:
         log.debug("%s: its dormant consumers stay as they are: %s", client, error)
     await write_changed_record(client, side)
 

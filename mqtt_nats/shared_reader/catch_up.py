@@ -193,7 +193,9 @@ class CatchUpReader:
                     text = "%s: JetStream refuses the reader of what it has missed: %s"
                     log_failure(log, logging.WARNING, "reader", text, member.client, error)
                     self._leave_place()
-                    if error.err_code == MAXIMUM_CONSUMERS:  # the position replaces those that only show the session
+                    if (
+                        error.err_code == MAXIMUM_CONSUMERS and not member.client.busy
+                    ):  # the position replaces those that only show the session
                         member.client.do(remove_dormant(member.client, member.side))
                     await asyncio.sleep(REFUSED_PAUSE_S)
 
@@ -236,6 +238,8 @@ class CatchUpReader:
         subjects = self.subjects()
         if not subjects:
             self._live.end_catching(self._member.side)
+            if self._member.end_handover() is not None:
+                self._live.remove(self._member.client)
             return
         self._begin_anew(subjects)
         former, self._name = self._name, f"{services.identity.id}_reader_{services.identity.new_nuid()}"

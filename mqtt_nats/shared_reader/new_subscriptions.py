@@ -41,30 +41,32 @@ async def subscribe(
         Conflict: the session belongs to another connection.
         ApiError, QuotaExceeded: JetStream refuses a request, or does not store the record, or the position.
     """
-    client, position_writer = member.client, member.side.position_writer
+    client, side, position_writer = member.client, member.side, member.side.position_writer
     assert position_writer is not None
-    reader = _keep_place(live, member, place)
+    position_writer.ledger.reach(live.reached(side) if side.bindings else place)
+    # A session that is stalled by now goes on with readers when its client reads again.
+    reader = _keep_place(live, member) if side.live else None
     added = put()
     position_writer.live.update(one.consumer.durable_name for one in added)
     try:
         for one in added:
-            await _take_passed(live, member, one, reader.position)
+            await _take_passed(live, member, one, position_writer.ledger.reached)
         await keep_taken(client)
         await save_record(client, client.epoch)
     finally:
         if not position_writer.lost:
-            reader.begin()
-            if member.side.live:  # else the session has left the shared reader meanwhile
-                let_go(live, member.side, added)
+            if reader is not None:
+                reader.begin()
+            if side.live:
+                let_go(live, side, added)
     return added
 
 
-def _keep_place(live: SharedReaderSessions, member: ReaderSession, place: int) -> CatchUpReader:
+def _keep_place(live: SharedReaderSessions, member: ReaderSession) -> CatchUpReader:
     """Stop at the session's place in the stream; the reader that is returned goes on from there when it begins."""
     client, side, position_writer = member.client, member.side, member.side.position_writer
     assert position_writer is not None
     missed = False
-    position_writer.ledger.reach(live.reached(side) if side.bindings else place)
     if (catching := live.catching.get(side)) is not None:
         missed = catching.reads
         live.end_catching(side)

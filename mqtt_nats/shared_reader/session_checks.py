@@ -48,7 +48,7 @@ def look(live: SharedReaderSessions, waiting: Set[DurableDelivery]) -> None:
     # Only sessions that readers serve: messages of others wait until their clients take them.
     _stop_crowded(live, [side for side in waiting if side.live and side.machine.crowd])
     _renew(live, asyncio.get_running_loop().time())
-    if live.listener and live.resets:
+    if live.listener:
         _follow(live)
 
 
@@ -95,13 +95,17 @@ def _follow(live: SharedReaderSessions) -> None:
     """Set the dormant consumers of sessions whose positions have moved; those that had their turn come last."""
     followed = 0
     for client, member in list(live.members.items()):
-        position_writer = member.side.position_writer
-        if position_writer is None or not member.side.live or client.busy:
+        position_writer, side = member.side.position_writer, member.side
+        if position_writer is None or not side.live or client.busy or not client.delivery.resets:
+            continue
+        if all(one.removed for one in side.bindings.values()):
             continue
         if followed == FOLLOWED_MOST:
             return
-        first = first_incomplete(position_writer.ledger)
+        ledger = position_writer.ledger
+        # The listener finds no record of a PUBREL that is owed meanwhile: the message has to come again.
+        first = min([first_incomplete(ledger), *ledger.released.values()])
         if member.show(first):
             followed += 1
             live.members[client] = live.members.pop(client)
-            client.do(follow_position(client, member.side, first))
+            client.do(follow_position(client, side, first))

@@ -7,11 +7,9 @@ See docs/internals/shared_reader.md#shared-reader.
 from __future__ import annotations
 
 import logging
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.connect import Phase
-from mqtt_nats.backbone.retry import retry_until_answered
 from mqtt_nats.codec import MqttError, ReasonCode
 from mqtt_nats.delivery.dormant_consumers import check_dormant, create_dormant, remove_dormant
 from mqtt_nats.delivery.draining import note_read
@@ -53,9 +51,7 @@ DORMANT_RENEWAL_S: Final = 40_000.0
 class SharedReaderSessions(SharedFeed):
     """Sessions of a gateway that the shared reader serves."""
 
-    def __init__(self, services: Services, registry: Registry[Receiver], *, resets: bool = True) -> None:
-        self.resets = resets
-        """Whether nats-server can set the position of a consumer."""
+    def __init__(self, services: Services, registry: Registry[Receiver]) -> None:
         self.services, self.registry, self._recent = services, registry, services.path.recent
         self.reader = SharedReader(services, self._dispatch)
         self.interest = ServedFilters(self.reader.wanted)
@@ -82,8 +78,9 @@ class SharedReaderSessions(SharedFeed):
         """Return the stream sequence up to which a session has been given every message."""
         if (catching := self.catching.get(side)) is not None:
             return catching.position
+        reached = side.position_writer.ledger.reached if side.position_writer is not None else 0
         # After catching up a session may be further than the shared reader.
-        return max(self.reader.position, side.position_writer.ledger.reached if side.position_writer is not None else 0)
+        return max(self.reader.position, reached) if side.live else reached
 
     def remove(self, client: Receiver) -> None:
         """Take no more messages for a session."""
@@ -255,7 +252,10 @@ class SharedReaderSessions(SharedFeed):
         """Begin new subscriptions that the shared reader serves; see :func:`new_subscriptions.subscribe`."""
         member = self._member(client)
         assert member is not None
-        return await subscribe(self, member, place, put)
+        added = await subscribe(self, member, place, put)
+        if not claimed(client.record)[1].consumerless:
+            self.renew_later(client)
+        return added
 
     def _wants_records(self, client: Receiver) -> bool:
         """Return whether a session is to have no consumers; see :class:`ConsumerChoice`."""
@@ -274,14 +274,23 @@ class SharedReaderSessions(SharedFeed):
         member.end_handover()  # left by a catch-up reader that has ended before it handed the session over
         self.catch_up(member, side.position_writer.ledger.reached, missed=False).begin()
         let_go(self, side, list(side.bindings.values()))
+
+    def settle_consumers(self, client: Receiver, side: DurableDelivery) -> None:
+        """Have the dormant consumers of a resumed session checked, created or removed."""
+        if side.position_writer is None or not side.bindings:
+            return
         record, v5 = claimed(client.record)
         in_records = self._wants_records(client)
         if v5.consumerless and in_records and not side.position_writer.present:
             return
         if v5.consumerless and not in_records:  # counted with the decision: many sessions may decide at a time
             self.services.stream.count_consumers(len(record.cons))
-        self.renewals.put(client, self.services.clock.now + DORMANT_RENEWAL_S)
+        self.renew_later(client)
         client.do(self._settle_consumers(client, side, in_records=in_records))
+
+    def renew_later(self, client: Receiver) -> None:
+        """Have the dormant consumers of a session renewed in time."""
+        self.renewals.put(client, self.services.clock.now + DORMANT_RENEWAL_S)
 
     async def _settle_consumers(self, client: Receiver, side: DurableDelivery, *, in_records: bool) -> None:
         """Check the dormant consumers of a resumed session, or create them; ``in_records``: remove them."""
@@ -290,7 +299,7 @@ class SharedReaderSessions(SharedFeed):
             return
         try:
             if not in_records:
-                await retry_until_answered(client, partial(self._keep_consumers, client, side))
+                await self._keep_consumers(client, side)
                 return
             await self._move_to_records(client)
             left = [one.consumer.durable_name for one in side.bindings.values() if not one.removed]
