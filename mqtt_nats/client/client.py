@@ -334,7 +334,7 @@ class Client(Receiver):
                 return
             choice = choice.own
         if self.durable and choice.qos and message.qos:
-            return  # a consumer brings it from the stream
+            return  # a reader brings it from the stream
         gate = self.gates.get(choice.found) if self.gates else None
         if gate is None:
             self.deliver(choice, message)

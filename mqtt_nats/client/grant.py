@@ -162,9 +162,9 @@ def _regrant(side: DurableDelivery, key: str, source: SubscriptionState, qos: in
 
 
 class _Starts:
-    """First sequences of new subscriptions: after a stream sequence, and after deliveries of overlapping consumers.
+    """First sequences of new subscriptions: after a stream sequence, and after what overlapping subscriptions have had.
 
-    A message that an overlapping consumer has delivered meanwhile would come twice.
+    A message that an overlapping subscription has had meanwhile would come twice.
     """
 
     def __init__(self, side: DurableDelivery, position: int) -> None:

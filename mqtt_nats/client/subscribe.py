@@ -147,7 +147,7 @@ class Subscribing:
         await self.client.path.round.turns.run(in_steps(left, self._join))
 
     def _join(self, topic_filter: str) -> None:
-        """Add a filter to the routing table, if there is room: core NATS brings what no consumer brings."""
+        """Add a filter to the routing table, if there is room: core NATS brings what readers do not bring."""
         client, wish = self.client, self.wanted[topic_filter]
         most = client.services.settings.max_subscriptions_per_gateway
         if topic_filter in self.present or most is None or client.path.table.subscriptions < most:
@@ -212,8 +212,8 @@ class Subscribing:
     async def _await_copies(self) -> None:
         """Wait for the copies of retained messages that change just now: they come as new messages, too.
 
-        Where a consumer brings the copies, the retained messages are read once more, behind a mark in the stream: the
-        window of the consumer may be full of messages from before the mark, which are passed over.
+        Where a reader brings the copies, the retained messages are read once more, behind a mark in the stream: the
+        window of the session may be full of messages from before the mark, which are passed over.
 
         Raises:
             ApiError: JetStream refuses a request.

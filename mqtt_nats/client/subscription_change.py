@@ -52,7 +52,7 @@ class Wish(NamedTuple):
 
 
 def is_lowered(client: Client, wish: Wish) -> bool:
-    """Whether a subscription that has consumers is to be changed to QoS 0."""
+    """Whether a subscription at QoS 1 or 2 is to be changed to QoS 0."""
     record = client.record
     return not wish.qos and record is not None and wish.subjects[0] in record.cons
 
@@ -82,13 +82,13 @@ class CoreCopies:
 class Lowering:
     """Change of a durable subscription to QoS 0 without loss of messages [MQTT-3.8.4-4] (5.0).
 
-    Messages of its consumer wait until core NATS has brought all messages of the same age. Then the client joins at
-    QoS 0, and the messages of core NATS wait in gates. Then the last stream sequence is read: the consumer brings all
-    messages up to it, and these go first. The gates discard their copies, and send the rest when the consumer is done.
+    Messages of readers for it wait until core NATS has brought all messages of the same age. Then the client joins at
+    QoS 0, and the messages of core NATS wait in gates. Then the last stream sequence is read: readers bring all
+    messages up to it, and these go first. The gates discard their copies, and send the rest when these are sent.
     """
 
     def __init__(self, client: Client, topic_filter: str, wish: Wish) -> None:
-        """Keep back the messages of the consumers from now on."""
+        """Keep back the messages of readers from now on."""
         self._client = client
         self.filter = topic_filter
         self._wish = wish
@@ -134,11 +134,11 @@ class Lowering:
             options = (self._client.options or {}).get(self._found, PLAIN)
             self._client.join(self.filter, record.subs[self._wish.subjects[0]], options)
         for gate in self._gates:
-            gate.discard_stored()  # the consumer brings all stored messages
+            gate.discard_stored()  # readers bring all stored messages
         self.let_go()
 
     def apply(self, last: int) -> list[ConsumerBinding]:
-        """Set QoS 0 in the session record; returns the consumers, which go on up to stream sequence ``last``."""
+        """Set QoS 0 in the session record; returns the subscriptions, which go on up to stream sequence ``last``."""
         side, record = self._client.durable_side, self._client.record
         if side is None or record is None or record.v5 is None:
             return []
@@ -153,12 +153,12 @@ class Lowering:
 
 
 def lowerings(client: Client, wanted: dict[str, Wish]) -> list[Lowering]:
-    """Return the changes of a SUBSCRIBE that set a subscription with consumers to QoS 0."""
+    """Return the changes of a SUBSCRIBE that set a subscription at QoS 1 or 2 to QoS 0."""
     return [Lowering(client, topic_filter, wish) for topic_filter, wish in wanted.items() if is_lowered(client, wish)]
 
 
 async def begin_lowering(client: Client, lowering: list[Lowering]) -> None:
-    """Wait until core NATS has brought all messages that consumers have brought, then open the gates.
+    """Wait until core NATS has brought all messages that readers have brought, then open the gates.
 
     Raises:
         ApiError: JetStream refuses to name the last stream sequence.
@@ -171,9 +171,9 @@ async def begin_lowering(client: Client, lowering: list[Lowering]) -> None:
 
 
 class Raising:
-    """Change of a durable session's subscriptions from QoS 0 (core NATS) to QoS 1 or 2 (consumers of the stream).
+    """Change of a durable session's subscriptions from QoS 0 (core NATS) to QoS 1 or 2 (readers of the stream).
 
-    The new consumers bring the messages after a first mark, except those that core NATS has brought: messages of this
+    Readers bring the messages after a first mark, except those that core NATS has brought: messages of this
     gateway's own clients up to a second mark, set when the client joins, and others that are known by their ids.
     """
 
@@ -213,7 +213,7 @@ class Raising:
 
 
 async def finish_lowering(client: Client, lowering: list[Lowering]) -> None:
-    """Let the consumers go on up to the present last sequence; nats-server has the subscriptions of QoS 0.
+    """Let the lowered subscriptions go on up to the present last sequence; nats-server has the subscriptions of QoS 0.
 
     Raises:
         Conflict: the session belongs to another connection.

@@ -81,7 +81,7 @@ class PositionWriter:
         self.perhaps = 0
         """Stream sequence up to which the previous owner may have sent messages (they are sent with DUP); 0 = none."""
         self.unsent: list[int] = []
-        """Stream sequences that were taken, or delivered by consumers, and never sent to the client."""
+        """Stream sequences that were taken and never sent to the client."""
         self.most = -1
         """Stream sequence after which no message was sent to the client; -1 = not known."""
         self.strict = False

@@ -34,7 +34,7 @@ class DeliveryState(Enum):
     CATCHING_UP = "catching up"
     """A catch-up reader brings the messages that the shared reader has passed."""
     NOT_READING = "not reading"
-    """The client does not read: its messages are left to JetStream, and nothing is sent."""
+    """The client does not read: it gets nothing until it reads again."""
     ENDED = "ended"
     """The connection has left the session."""
 

@@ -263,11 +263,6 @@ class DurableSender:
         """Return the packet identifier of a retained message: as :meth:`identifier_of`."""
         return self.identifiers.allocated.get(-sequence) or retained_id(sequence)
 
-    def begun_with(self, sequence: int) -> bool:
-        """Whether this connection has taken a message for the client, and the message is not complete."""
-        release = self.releases.get(self.identifier_of(sequence))
-        return self._find(sequence) is not None or (release is not None and release.sequence == sequence)
-
     def read_to(self, sequence: int) -> None:
         """Note that every message up to a stream sequence has come."""
         self.reached = max(self.reached, sequence)

@@ -84,7 +84,7 @@ class Backlog:
 class Gate:
     """Queue of a subscription's new messages, kept back while older messages are being sent.
 
-    The older messages are retained messages, or messages that a consumer still brings after QoS 0 has replaced its
+    The older messages are retained messages, or messages that a reader still brings after QoS 0 has replaced the
     subscription. Without the gate an older message could arrive after a newer one.
     """
 

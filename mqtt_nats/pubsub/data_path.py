@@ -206,7 +206,7 @@ class Path:
         self.memory = memory
         """Memory budget for all clients."""
         self.recent = Recent(table)
-        """Recent messages that consumers have delivered."""
+        """Recent messages that readers have brought."""
         self._held: list[Connection] = []
         """Connections that are not read from until NATS takes more."""
         self.blocked = False

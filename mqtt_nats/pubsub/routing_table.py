@@ -196,7 +196,7 @@ class Table:
         if member not in found.members:
             self.subscriptions += 1
             self.on_joined(found, member, qos)
-        elif member.durable and not qos:  # until now its consumer has brought what is stored
+        elif member.durable and not qos:  # until now readers have brought what is stored
             self.on_joined(found, member, qos)
         found.members[member] = qos
         member.filters[found] = qos

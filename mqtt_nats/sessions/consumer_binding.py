@@ -128,7 +128,7 @@ class ConsumerBinding:
             gate.hold()
 
     def brings(self, message: Stored) -> None:
-        """Discard the copy of a message that waits in a gate: the consumer has brought the message."""
+        """Discard the copy of a message that waits in a gate: a reader has brought the message."""
         known = identity(message.headers)
         for gate in self.gates:
             gate.discard(known)

@@ -55,4 +55,4 @@ async def resume(js: JetStream, stream: str, name: str) -> None:
         text = "consumer %s of stream %s is paused, and delivers nothing; it cannot be resumed: %s"
         log.error(text, name, stream, " ".join(str(error).split()))
         return
-    log.warning("consumer %s of stream %s was paused, and is resumed: it has to deliver at all times", name, stream)
+    log.warning("consumer %s of stream %s was paused, and is resumed", name, stream)

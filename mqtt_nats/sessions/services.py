@@ -49,7 +49,7 @@ class Registry(Generic[S]):
         self.client_removed = asyncio.Event()
         """Set when a client was removed: its connection has ended, or belongs to another account."""
         self.attached: dict[str, S] = {}
-        """Clients by the name of the consumer that delivers to their connection."""
+        """Clients by the names of their dormant consumers, and of their consumers of PUBREL records."""
         self.closing = False
         """Whether the gateway ends, and lets no more clients in."""
 

@@ -193,9 +193,8 @@ class CatchUpReader:
                     text = "%s: JetStream refuses the reader of what it has missed: %s"
                     log_failure(log, logging.WARNING, "reader", text, member.client, error)
                     self._leave_place()
-                    if (
-                        error.err_code == MAXIMUM_CONSUMERS and not member.client.busy
-                    ):  # the position replaces those that only show the session
+                    # Readers need the places of consumers that only show the session.
+                    if error.err_code == MAXIMUM_CONSUMERS and not member.client.busy:
                         member.client.do(remove_dormant(member.client, member.side))
                     await asyncio.sleep(REFUSED_PAUSE_S)
 

@@ -31,8 +31,8 @@ class Position:
     taken. `clean`: no message after `reached` was sent. `pending`: QoS by sequence of messages taken and not complete.
     `released`: packet identifiers for which the client has sent PUBREC, with the sequence of their message.
     `perhaps`: stream sequence up to which a previous owner may have sent more messages; 0 = none. `unsent`: sequences,
-    as far as known, of messages taken or delivered but never sent. `gateway`: gateway that wrote the position.
-    `most`: in a clean position, last sequence that was sent, however often later ones were delivered; -1 = not known.
+    as far as known, of messages taken but never sent. `gateway`: gateway that wrote the position.
+    `most`: in a clean position, last sequence that was sent; -1 = not known.
     `present`: those of `live` that may exist, in a session whose consumers are removed. `identifiers`: packet
     identifiers by sequence of messages that have another one than follows from their sequence; of retained messages,
     whose sequences are those of their own stream, the sequence is negative.
