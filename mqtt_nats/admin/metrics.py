@@ -179,9 +179,7 @@ NUMBERS: Final = (
     Number("unacknowledged_publishes", "Publishes that clients wait to have acknowledged.", "", _one("unacknowledged")),
     Number("unread_bytes", "Bytes that wait for clients that do not read.", "", _one("unread_bytes")),
     Number("slow_clients", "Clients that do not read what is sent to them.", "", _one("slow")),
-    Number(
-        "stalled_sessions", "Durable sessions that get nothing until they read again.", "", _one("stalled")
-    ),
+    Number("stalled_sessions", "Durable sessions that get nothing until they read again.", "", _one("stalled")),
     Number("pending_stores", "Stores that JetStream has not acknowledged.", "", _one("pending_stores")),
     Number("pending_store_bytes", "Bytes of those stores.", "", _one("pending_store_bytes")),
     Number("stores_resent_total", "Stores that were sent again after an outage.", "", _one("resent_stores"), True),

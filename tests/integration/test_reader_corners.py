@@ -263,7 +263,7 @@ def test_a_message_that_fails_as_a_session_is_handed_over(inside: Inside, monkey
     """The session ends, and has that one and what was kept back behind it when it comes back."""
     let, port = held_up(inside, monkeypatch), inside.ports[0]
     with Raw.connected(port, "switched", clean=False) as client, Raw.connected(port) as writer:
-        assert client.subscribe(("switched/+", 1)) == [1]
+        assert client.subscribe(("switched/+", 1), ("other", 1)) == [1, 1]
         side: Any = inside.client("switched").durable_side
         inside.call(lambda: side.overlap._matching.update({"switched.a": [None]}))
         publish(writer, "switched/a", range(1))
