@@ -232,14 +232,13 @@ class FakeWriterSide(FakeSide):
 
 @stands_for(PositionWriter)
 class FakePositionWriter:
-    """Stands for `PositionWriter`: its session is its own so many times, and its writes are stored, or refused."""
+    """Stands for `PositionWriter`: its writes are stored, or refused."""
 
-    def __init__(self, times: int = 1 << 30, ledger: SessionPosition | None = None, *, stores: bool = True) -> None:
+    def __init__(self, ledger: SessionPosition | None = None, *, stores: bool = True) -> None:
         self.ledger = SessionPosition() if ledger is None else ledger
         self.live = {"a"}
         self.present: set[str] = set()
         self.perhaps = 0
-        self.fake_times = times
         self.fake_stores = stores
         self.fake_left = False
         self.fake_written: list[set[str]] = []
@@ -248,14 +247,10 @@ class FakePositionWriter:
         self.fake_written.append(set(self.present))
         return self.fake_stores
 
-    async def sure(self) -> bool:
-        self.fake_times -= 1
-        return self.fake_times >= 0
-
     def end_if_moved(self) -> None:
         self.fake_left = True
 
-    def restore(self, position: Position, valid: int, sent: int) -> None:
+    def restore(self, position: Position) -> None:
         """Begin as the position says."""
 
     def go_on(self) -> None:

@@ -13,14 +13,18 @@ from mqtt_nats.delivery.dormant_consumers import (
     RENEWED_NS,
     check_dormant,
     create_dormant,
+    first_incomplete,
+    follow_position,
     remove_dormant,
     renew_dormant,
+    set_consumers,
 )
 from mqtt_nats.protocol.inflight import SubscriptionState
+from mqtt_nats.protocol.position import SessionPosition
 from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_nats.sessions.record import claimed
 from mqtt_streams.api import ApiError, NoResponders
-from mqtt_streams.consumers import ConsumerExists, ConsumerRef, backstop
+from mqtt_streams.consumers import ConsumerExists, ConsumerRef, backstop, describe
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.messages import subscription_consumer
 from mqtt_streams.sessions import V5
@@ -33,10 +37,10 @@ THRESHOLD = backstop(60)
 class Bench:
     """A session whose subscriptions have dormant consumers, with a position up to sequence 41."""
 
-    def __init__(self, *names: str, times: int = 9, consumerless: bool = False, stores: bool = True) -> None:
+    def __init__(self, *names: str, consumerless: bool = False, stores: bool = True) -> None:
         self.services = FakeDeliveryServices()
         self.client: Any = FakeReceiver(self.services, v5=V5(expiry=60, consumerless=consumerless))
-        self.writer = FakePositionWriter(times, stores=stores)
+        self.writer = FakePositionWriter(stores=stores)
         self.writer.ledger.reached = 41
         self.side: Any = Side(position_writer=self.writer, bindings={}, client=self.client, settle=self._settle)
         self.cons = claimed(self.client.record)[0].cons
@@ -47,14 +51,18 @@ class Bench:
 
     def _add(self, name: str, *, exists: bool) -> None:
         consumer = subscription_consumer("hash", name, name_nuid=name, deliver_nuid="d", max_ack_pending=9, start_seq=1)
-        consumer = replace(consumer, inactive_threshold=THRESHOLD)
+        consumer = replace(consumer, inactive_threshold=THRESHOLD, client_id=self.client.client_id)
         binding = ConsumerBinding(name, consumer, SubscriptionState(1, 1))
         binding.begin_after(0, removed=not exists)
         self.side.bindings[consumer.durable_name] = binding
         self.cons[name] = consumer
         if exists:
-            self.consumers[consumer.durable_name] = {"config": consumer.to_config()}
+            self._put(consumer)
             self.attached[consumer.durable_name] = cast("Any", self.client)
+
+    def _put(self, consumer: ConsumerRef, **settings: object) -> None:
+        described = {"description": describe(self.client.client_id, consumer.filter_subject)}
+        self.consumers[consumer.durable_name] = {"config": consumer.to_config() | described | settings}
 
     def _settle(self) -> None:
         for binding in self.side.bindings.values():
@@ -67,9 +75,12 @@ class Bench:
         return cast("dict[str, Any]", self.consumers[f"hash_{name}"]["config"])
 
     def change(self, name: str, **settings: object) -> None:
-        """Change a consumer in JetStream, as somebody else does it."""
-        found = self.binding(name).consumer
-        self.consumers[found.durable_name] = {"config": replace(found, **settings).to_config()}  # type: ignore[arg-type]
+        """Change the configuration of a consumer in JetStream, as somebody else does it."""
+        self._put(self.binding(name).consumer, **settings)
+
+    def positions(self) -> dict[str, int]:
+        """Stream sequences to which consumers were set, by name."""
+        return {name: one["delivered"]["stream_seq"] + 1 for name, one in self.consumers.items() if "delivered" in one}
 
     def requests(self) -> list[str]:
         """Kinds of the requests that were made."""
@@ -101,10 +112,10 @@ async def test_consumers_are_removed() -> None:
     assert [one.removed for one in bench.side.bindings.values()] == [True, True]
 
 
-@pytest.mark.parametrize("why", ["moved", "left", "no position"])
+@pytest.mark.parametrize("why", ["left", "no position"])
 async def test_only_the_owner_of_a_session_removes_its_consumers(why: str) -> None:
     """A later request would be one for a consumer that the next owner has created."""
-    bench = Bench("a", times=0 if why == "moved" else 9)
+    bench = Bench("a")
     bench.client.alive = why != "left"
     if why == "no position":
         bench.side.position_writer = None
@@ -153,12 +164,19 @@ async def test_a_renewal_that_fails_does_not_keep_others_from_theirs() -> None:
 # -- checking -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("threshold", [THRESHOLD, THRESHOLD + RENEWED_NS], ids=["as created", "renewed"])
-async def test_a_consumer_that_is_as_it_has_to_be_stays(threshold: int) -> None:
+async def test_a_consumer_that_is_as_it_has_to_be_stays() -> None:
     bench = Bench("a")
-    bench.change("a", inactive_threshold=threshold)
     await check_dormant(bench.client, bench.side)
     assert (bench.requests(), bench.side.kept) == (["INFO"], False)
+
+
+async def test_a_consumer_that_was_renewed_stays() -> None:
+    """The record names its threshold from then on."""
+    bench = Bench("a")
+    bench.change("a", inactive_threshold=THRESHOLD + RENEWED_NS)
+    await check_dormant(bench.client, bench.side)
+    assert (bench.requests(), bench.side.kept) == (["INFO"], True)
+    assert bench.cons["a"].inactive_threshold == THRESHOLD + RENEWED_NS
 
 
 @pytest.mark.parametrize(("pending", "start", "begin"), [([], 1, 42), ([7, 9], 1, 7), ([], 50, 50), ([7], 50, 50)])
@@ -179,36 +197,88 @@ async def test_a_consumer_that_is_gone_is_created_where_the_position_is(
 
 async def test_a_consumer_gets_the_present_expiry_of_its_session() -> None:
     bench = Bench("a")
-    bench.change("a", inactive_threshold=5, max_ack_pending=3)
+    bench.change("a", inactive_threshold=5)
     await check_dormant(bench.client, bench.side)
-    assert (bench.config("a")["inactive_threshold"], bench.config("a")["max_ack_pending"]) == (THRESHOLD, 3)
-    assert bench.cons["a"].inactive_threshold == THRESHOLD
+    assert bench.requests() == ["INFO", "DURABLE.CREATE"]
+    assert (bench.config("a")["inactive_threshold"], bench.cons["a"].inactive_threshold) == (THRESHOLD, THRESHOLD)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("ack_wait", 1), ("filter_subject", "$MQTT.msgs.other"), ("description", "somebody's")],
+)
+async def test_a_consumer_that_somebody_has_edited_is_put_right(setting: str, value: object) -> None:
+    """What was edited does not reach the session's record."""
+    bench = Bench("a")
+    right, named = bench.config("a"), bench.cons["a"]
+    bench.change("a", **{setting: value})
+    await check_dormant(bench.client, bench.side)
+    assert bench.requests() == ["INFO", "DURABLE.CREATE"]
+    assert bench.config("a").get(setting) == right.get(setting)
+    assert (bench.cons["a"], bench.side.kept) == (named, False)
+
+
+async def test_the_bound_of_an_account_is_no_edit() -> None:
+    """JetStream may allow a consumer fewer unacknowledged messages than the session asks for."""
+    bench = Bench("a")
+    bench.change("a", max_ack_pending=3)
+    await check_dormant(bench.client, bench.side)
+    assert (bench.requests(), bench.side.kept) == (["INFO"], False)
 
 
 async def test_the_record_gets_the_deliver_subject_of_its_consumer() -> None:
     """Nats-server's listener has changed it, or a gateway of before."""
     bench = Bench("a")
-    bench.change("a", deliver_subject="other")
+    bench.change("a", deliver_subject="$MQTT.sub.other")
     await check_dormant(bench.client, bench.side)
-    assert (bench.requests(), bench.cons["a"].deliver_subject, bench.side.kept) == (["INFO"], "other", True)
+    assert (bench.requests(), bench.side.kept) == (["INFO"], True)
+    assert bench.cons["a"].deliver_subject == bench.binding("a").consumer.deliver_subject == "$MQTT.sub.other"
 
 
-@pytest.mark.parametrize("ours", [True, False])
-async def test_a_consumer_of_the_listener_is_made_again(ours: bool) -> None:
-    """It begins with new messages, so that it cannot be set to the position; only its owner deletes it."""
-    bench = Bench("a", times=int(ours))
-    bench.change("a", start_seq=None, deliver_subject="listener")
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("opt_start_seq", None),
+        ("opt_start_seq", 43),
+        ("deliver_subject", ""),
+        ("deliver_subject", "other"),
+        ("deliver_subject", "$MQTT.sub.*"),
+    ],
+    ids=["as the listener makes them", "begins later", "pull", "foreign subject", "wildcard"],
+)
+async def test_a_consumer_that_cannot_be_set_is_made_again(setting: str, value: object) -> None:
+    """Or that delivers to a subject that is not of a client."""
+    bench = Bench("a")
+    bench.change("a", **{setting: value})
     inbox: Any = bench.services.fake_inbox
     inbox.before = lambda subject: (
         pytest.fail("it would be taken for a loss") if "DELETE" in subject and bench.attached else None
     )
     await check_dormant(bench.client, bench.side)
-    assert bench.requests() == (["INFO", "DELETE", "DURABLE.CREATE"] if ours else ["INFO"])
-    assert bench.config("a").get("opt_start_seq") == (42 if ours else None)
-    assert bench.config("a")["deliver_subject"] == "listener"
+    assert bench.requests() == ["INFO", "DELETE", "DURABLE.CREATE"]
+    assert (bench.config("a")["opt_start_seq"], bench.cons["a"].start_seq) == (42, 42)
+    assert bench.config("a")["deliver_subject"] == bench.cons["a"].deliver_subject == "$MQTT.sub.d"
+    assert (list(bench.attached), bench.side.kept) == (["hash_a"], True)
+
+
+@pytest.mark.parametrize("refused", ["DELETE", "CREATE"])
+async def test_a_consumer_that_is_not_made_again_stays_attached(refused: str) -> None:
+    """Its loss is noticed later."""
+    bench = Bench("a")
+    bench.change("a", opt_start_seq=None)
+    fail(bench, refused, NoResponders("no leader"))
+    with pytest.raises(NoResponders):
+        await check_dormant(bench.client, bench.side)
     assert list(bench.attached) == ["hash_a"]
-    assert bench.side.kept is ours
-    assert bench.cons["a"].deliver_subject == ("listener" if ours else "$MQTT.sub.d")
+
+
+async def test_where_jetstream_allows_few_consumers_readers_have_their_places() -> None:
+    """One that exists stays."""
+    bench = Bench("a", "b")
+    del bench.consumers["hash_a"]
+    bench.services.stream.crowded = True
+    await check_dormant(bench.client, bench.side)
+    assert (bench.requests(), list(bench.consumers), bench.side.kept) == (["INFO", "INFO"], ["hash_b"], False)
 
 
 @pytest.mark.parametrize("why", ["left", "removed", "ended"])
@@ -293,3 +363,80 @@ async def test_a_client_that_leaves_while_its_consumers_are_created() -> None:
     assert not await create_dormant(bench.client, bench.side)
     assert (v5_of(bench.client).consumerless, bench.binding("a").removed) == (True, True)
     assert (bench.attached, bench.writer.present) == ({}, {"hash_a"})
+
+
+# -- the position of the session ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("pending", "first"), [([], 42), ([9, 7], 7), ([50], 42)])
+def test_the_first_message_that_the_client_has_not_completed(pending: list[int], first: int) -> None:
+    """A message after the position may be pending already: those between may not have come."""
+    position = SessionPosition()
+    position.reach(41)
+    for sequence in pending:
+        position.pending[sequence] = 1
+    assert first_incomplete(position) == first
+
+
+async def test_consumers_are_set_to_the_position() -> None:
+    """A subscription that begins later shows nothing from before."""
+    bench = Bench("a", "b")
+    await set_consumers(bench.services.fake_inbox, [("hash_a", 1), ("hash_b", 9)], 7)
+    assert bench.positions() == {"hash_a": 7, "hash_b": 9}
+
+
+@pytest.mark.parametrize("why", ["gone", "refused"])
+async def test_a_consumer_that_is_not_set_does_not_keep_others_from_it(why: str) -> None:
+    """nats-server does not answer for one that is gone."""
+    bench = Bench("a", "b")
+    if why == "gone":
+        del bench.consumers["hash_a"]
+    else:
+        fail(bench, "RESET.$MQTT_msgs.hash_a", ApiError(400, 10204, "invalid reset"))
+    await set_consumers(bench.services.fake_inbox, [("hash_a", 1), ("hash_b", 1)], 7)
+    assert bench.positions() == {"hash_b": 7}
+
+
+async def test_nobody_sets_consumers_where_jetstream_does_not_answer() -> None:
+    bench = Bench("a")
+    fail(bench, "RESET", NoResponders("no leader"))
+    with pytest.raises(NoResponders):
+        await set_consumers(bench.services.fake_inbox, [("hash_a", 1)], 7)
+
+
+async def test_consumers_follow_the_position_of_a_connected_client() -> None:
+    """Those that exist: of a removed one nothing is asked."""
+    bench = Bench("a", "b", "c")
+    bench.binding("b").remove()
+    bench.binding("c").source.start = 9
+    await follow_position(bench.client, bench.side, 7)
+    assert bench.positions() == {"hash_a": 7, "hash_c": 9}
+    assert bench.requests() == ["RESET", "RESET"]
+
+
+@pytest.mark.parametrize("why", ["left", "taken"])
+async def test_consumers_of_the_next_owner_follow_nobody_else(why: str) -> None:
+    bench = Bench("a")
+    bench.client.alive, bench.client.taken = why != "left", why == "taken"
+    await follow_position(bench.client, bench.side, 7)
+    assert bench.requests() == []
+
+
+async def test_a_client_that_leaves_while_its_consumers_follow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that were not asked for yet are the next owner's."""
+    bench = Bench("a", "b", "c")
+    monkeypatch.setattr(dormancy, "parts", lambda some: [some[:2], some[2:]])
+
+    def leave(subject: str) -> None:
+        bench.client.alive = False
+
+    bench.services.fake_inbox.after = leave
+    await follow_position(bench.client, bench.side, 7)
+    assert set(bench.positions()) == {"hash_a", "hash_b"}
+
+
+async def test_a_client_stays_when_its_consumers_cannot_follow() -> None:
+    bench = Bench("a")
+    fail(bench, "RESET", NoResponders("no leader"))
+    await follow_position(bench.client, bench.side, 7)
+    assert (bench.positions(), bench.client.fake_ended) == ({}, [])

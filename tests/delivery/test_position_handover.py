@@ -101,7 +101,7 @@ async def test_dormant_consumers_are_set_after_the_last_position(
     told: list[list[tuple[str, int]]] = []
     monkeypatch.setattr(client.delivery.feed, "forget", forgotten.append)
 
-    async def listener(client: object, writer: object, consumers: list[tuple[str, int]], deadline: float) -> None:
+    async def listener(client: object, writer: object, consumers: list[tuple[str, int]]) -> None:
         told.append(consumers)
 
     monkeypatch.setattr(position_handover, "_for_listener", listener)

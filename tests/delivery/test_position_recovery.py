@@ -191,7 +191,7 @@ async def test_what_an_earlier_connection_may_have_sent_waits_for_nothing(unsent
         ledger.add_pending(sequence, 1)
         machine.arrived(source, sequence, 2, TAKEN + b"%d" % sequence, None, 1)
     consumer = subscription_consumer("hash", "a", name_nuid="a", deliver_nuid="d", max_ack_pending=3, start_seq=1)
-    side: Any = Side(machine, position_writer=FakePositionWriter(0, ledger))
+    side: Any = Side(machine, position_writer=FakePositionWriter(ledger))
     side.bindings = {"a": ConsumerBinding("a", consumer, source)}
     side.client = client = FakeReceiver(FakeDeliveryServices())
     limit_in_flight(side)
@@ -215,7 +215,7 @@ async def test_somebody_else_writes_the_position(monkeypatch: pytest.MonkeyPatch
         return ours
 
     monkeypatch.setattr(grounding, "still_owner", still_owner)
-    monkeypatch.setattr(grounding, "PositionWriter", lambda client, sequence: FakePositionWriter(0, stores=False))
+    monkeypatch.setattr(grounding, "PositionWriter", lambda client, sequence: FakePositionWriter(stores=False))
     services = FakeDeliveryServices()
     monkeypatch.setattr(services.streams.positions, "load", load)
     client = FakeReceiver(services)

@@ -15,7 +15,7 @@ import orjson
 
 from mqtt_nats.protocol.overlap import subject_matches
 from mqtt_streams import headers as names
-from mqtt_streams.api import ApiError, Reply
+from mqtt_streams.api import ApiError, Reply, RequestTimeout
 from mqtt_streams.definitions import EVERY, load_definition
 from mqtt_streams.error_codes import NO_MESSAGE_FOUND
 from mqtt_streams.stored import StoredMessage, rfc3339, time_ns
@@ -166,6 +166,12 @@ class MemoryJetStream:
                 self._consumer(stream, name)
                 del self.consumers[stream][name]
                 return {"success": True}
+            case ["CONSUMER", "RESET", stream, name]:
+                if name not in self.consumers[stream]:
+                    raise RequestTimeout(name)
+                before = {"stream_seq": body["seq"] - 1}
+                self.consumers[stream][name] |= {"delivered": before, "ack_floor": before}
+                return self.consumers[stream][name]
             case ["CONSUMER", "CREATE", stream]:
                 name = f"unnamed{len(self.asked)}"
                 return self._api([*tokens, name], body) | {"name": name, "num_pending": len(self.messages[stream])}
