@@ -83,6 +83,8 @@ class FakeSessions:
         self.services, self.registry = services, services.registry
         self.reader = FakeReader(position)
         self.interest = ServedFilters(self.reader.wanted)
+        self.resets = True
+        self.listener = False
         self.queue_most = 4096
         self.catching: dict[DurableDelivery, CatchUpReader] = {}
         self.places = CatchUpPlaces(cast("Services", services), self.catching.values())
@@ -153,15 +155,14 @@ def as_sessions(fake: FakeSessions) -> SharedReaderSessions:
     return cast("SharedReaderSessions", fake)
 
 
-def live_binding(subject: str, *, live: bool = True, end: int | None = None) -> ConsumerBinding:
-    """A consumer of a session whose messages the shared reader brings."""
+def live_binding(subject: str, *, end: int | None = None, whole: bool = False) -> ConsumerBinding:
+    """A subscription of a session without consumers, whose messages the shared reader brings."""
     consumer = subscription_consumer("hash", subject, name_nuid="n", deliver_nuid="d", max_ack_pending=10, start_seq=1)
     assert consumer.filter_subject == PREFIX + subject
-    source = SubscriptionState(1, 1, end=end)
+    source = SubscriptionState(1, 1, end=end, whole=whole)
     binding = ConsumerBinding(subject, consumer, source)
-    if live:
-        binding.begin_after(0, removed=True)
-        source.drop_reason(SubscriptionState.RETURNING)
+    binding.begin_after(0, removed=True)
+    source.drop_reason(SubscriptionState.RETURNING)
     return binding
 
 

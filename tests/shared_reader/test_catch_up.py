@@ -10,14 +10,23 @@ from typing import cast
 import orjson
 import pytest
 
+from mqtt_nats.delivery.position_writer import PositionWriter
 from mqtt_nats.shared_reader import catch_up
 from mqtt_nats.shared_reader.catch_up import CatchUpReader
 from mqtt_nats.shared_reader.catch_up_places import PLACES
 from mqtt_streams.api import ApiError
 from mqtt_streams.messages import STREAM as MESSAGES
+from tests.delivery.fakes import FakePositionWriter
 from tests.harness.waiting import aeventually
 from tests.sessions.fakes import FakeClient
-from tests.shared_reader.fakes import FakeReaderServices, FakeSessions, as_sessions, live_binding, member_of
+from tests.shared_reader.fakes import (
+    FakeReaderServices,
+    FakeReaderSide,
+    FakeSessions,
+    as_sessions,
+    live_binding,
+    member_of,
+)
 
 pytestmark = pytest.mark.sources
 
@@ -266,6 +275,7 @@ async def test_jetstream_refuses_the_reader(
     setup.reader.broken()
     await aeventually(lambda: len(places) == 3)
     assert (places, setup.member.client.alive) == ([free] * 3, True)
+    await cast("FakeClient", setup.member.client).fake_work()
     assert "JetStream refuses the reader" in caplog.text
     await setup.made(5)
     await aeventually(lambda: len(setup.consumers) == 1, what="the former reader is deleted")
@@ -273,15 +283,26 @@ async def test_jetstream_refuses_the_reader(
     assert setup.live.fake_given == [11]
 
 
-async def test_a_reader_that_is_refused_leaves_its_place(setup: Setup) -> None:
+@pytest.mark.parametrize(("code", "dormant"), [(10026, []), (10013, ["hash_n"])])
+async def test_a_reader_that_is_refused_leaves_its_place(setup: Setup, code: int, dormant: list[str]) -> None:
+    """Where the account has too many consumers, the dormant ones of the session go: the position replaces them."""
+    client, side = cast("FakeClient", setup.member.client), cast("FakeReaderSide", setup.member.side)
+    side.position_writer = cast("PositionWriter", FakePositionWriter())
+    (binding,) = side.bindings.values()
+    binding.lie_dormant()
+    setup.consumers.clear()
+    setup.consumers[binding.consumer.durable_name] = {}
+
     def refuse(subject: str) -> None:
         if ".CONSUMER.CREATE." in subject:
-            raise ApiError(400, 10026, "maximum consumers limit reached")
+            raise ApiError(400, code, "on purpose")
 
     free = setup.live.places.free
     setup.services.fake_inbox.before = refuse
     setup.reader.broken()
     await aeventually(lambda: setup.live.places.free == free + 1)
+    await client.fake_work()
+    assert list(setup.consumers) == dormant
 
 
 async def test_a_reader_that_fails_leaves_its_place_and_its_session(

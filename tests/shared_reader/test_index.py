@@ -71,17 +71,17 @@ def test_filters_are_counted_by_sessions() -> None:
 
 
 def test_only_subscriptions_whose_messages_the_reader_brings() -> None:
-    """Not those that have ended, nor those that readers do not serve (yet)."""
+    """Not those that have ended; of one that was lowered to QoS 0 messages are still sent."""
     setup = Setup()
     member = member_of(setup.services, "client")
     side = member.side
     side.bindings = {
-        "plain": live_binding("plain", live=False),
         "ended": live_binding("ended", end=5),
+        "lowered": live_binding("lowered", end=5, whole=True),
         "live": live_binding("live"),
     }
     setup.index.put(member)
-    assert member.filters == ["live"]
+    assert member.filters == ["lowered", "live"]
 
 
 def test_what_is_remembered_of_a_subject_is_forgotten_when_filters_change() -> None:

@@ -62,7 +62,7 @@ class Setup:
         self.v5.name_position("p")
         if subjects:
             self.live.interest.put(self.member)
-        self.added = live_binding("new", live=False)
+        self.added = live_binding("new")
         self.added.source.start = 9
         self.stored: list[tuple[int, list[int]]] = []
 

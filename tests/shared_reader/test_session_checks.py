@@ -85,17 +85,6 @@ async def test_who_is_behind_already_leaves_others_where_they_are(
     assert setup.behind == back
 
 
-async def test_waiting_messages_learn_how_far_the_reader_is(setup: Setup) -> None:
-    """A message whose identifier an older one might have waits for that."""
-    member = setup.session("one", waiting=1)
-    assert member.side.machine.reached == 0
-    setup.look()
-    assert member.side.machine.reached == 50
-    setup.live.reader.position = 40
-    setup.look()
-    assert member.side.machine.reached == 50
-
-
 async def test_dormant_consumers_are_renewed_in_time(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_checks, "RENEWED_MOST", 2)
     now = asyncio.get_running_loop().time()

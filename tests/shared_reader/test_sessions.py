@@ -196,8 +196,9 @@ async def test_of_overlapping_subscriptions_one_gives_a_message(setup: Setup) ->
     assert [sequence for sequence, _ in sent(side)] == [11, 13]
 
 
+@pytest.mark.parametrize("way", ["sent_at_once", "arrived"])
 async def test_a_session_that_fails_keeps_no_message_from_others(
-    setup: Setup, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    setup: Setup, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     """The message stays pending for the next connection of the client."""
     failing, failed = setup.session("a")
@@ -206,11 +207,12 @@ async def test_a_session_that_fails_keeps_no_message_from_others(
     def fail(*_: object, **__: object) -> None:
         raise ValueError("on purpose")
 
-    monkeypatch.setattr(failed.machine, "arrived", fail)
+    cast("FakeClient", failing.client).checks_each = way == "arrived"
+    monkeypatch.setattr(failed.machine, way, fail)
     setup.bring(11)
     assert keeper(failed).ledger.pending == {11: 1}
     assert "on purpose" in str(cast("FakeClient", failing.client).fake_ended)
-    assert sent(other) == [(11, 1)]
+    assert other.fake_shared == [(b"11", 1)]
 
 
 @pytest.mark.parametrize("why", ["served", "stalled", "no position"])
@@ -412,6 +414,8 @@ def record_of(member: ReaderSession, *, consumerless: bool, qos: int = 1) -> Any
     record.cons, record.subs = {"a": binding.consumer}, {"a": qos}
     if consumerless:
         v5.move_to_records()
+    else:
+        binding.lie_dormant()
     return v5
 
 
