@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from mqtt_nats.delivery.durable import DurableDelivery
     from mqtt_nats.delivery.receiver import Receiver
+    from mqtt_nats.shared_reader.reader_session import ReaderSession
     from mqtt_nats.shared_reader.sessions import SharedReaderSessions
 
 log = logging.getLogger("mqtt_nats.broker")
@@ -95,17 +96,23 @@ def _follow(live: SharedReaderSessions) -> None:
     """Set the dormant consumers of sessions whose positions have moved; those that had their turn come last."""
     followed = 0
     for client, member in list(live.members.items()):
-        position_writer, side = member.side.position_writer, member.side
-        if position_writer is None or not side.live or client.busy or not client.delivery.resets:
-            continue
-        if all(one.removed for one in side.bindings.values()):
-            continue
-        if followed == FOLLOWED_MOST:
-            return
-        ledger = position_writer.ledger
-        # The listener finds no record of a PUBREL that is owed meanwhile: the message has to come again.
-        first = min([first_incomplete(ledger), *ledger.released.values()])
-        if member.show(first):
-            followed += 1
-            live.members[client] = live.members.pop(client)
-            client.do(follow_position(client, side, first))
+        with _checking(client):
+            if followed == FOLLOWED_MOST:
+                return
+            first = _following(member)
+            if first and member.show(first):
+                followed += 1
+                live.members[client] = live.members.pop(client)
+                client.do(follow_position(client, member.side, first))
+
+
+def _following(member: ReaderSession) -> int:
+    """Return the sequence to which a session's dormant consumers are to be set; 0: they stay as they are."""
+    position_writer, side, client = member.side.position_writer, member.side, member.client
+    if position_writer is None or not side.live or client.busy or not client.delivery.resets:
+        return 0
+    if all(one.removed for one in side.bindings.values()):
+        return 0
+    ledger = position_writer.ledger
+    # The listener finds no record of a PUBREL that is owed meanwhile: the message has to come again.
+    return min([first_incomplete(ledger), *ledger.released.values()])
