@@ -47,3 +47,10 @@ def test_a_handover_ends_once() -> None:
         None,
         None,
     ]
+
+
+def test_where_dormant_consumers_are_is_noted_once() -> None:
+    """They need not be set to where they are; they may go back, when an older message has to be sent again."""
+    member = ReaderSession(cast("Any", "client"), cast("Any", "side"))
+    assert [member.show(first) for first in (7, 7, 9, 9, 7)] == [True, False, True, False, True]
+    assert member.shown == 7

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checks twice a second: who falls behind, who learns how far the reader is, whose consumers are renewed."""
+"""The checks twice a second: who falls behind, whose dormant consumers are renewed, and whose follow the position."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ import pytest
 from mqtt_nats.delivery.states import DeliveryEvent
 from mqtt_nats.shared_reader import session_checks
 from mqtt_nats.shared_reader.reader_session import ReaderSession
-from mqtt_nats.shared_reader.session_checks import CROWD_MOST, keep_up, look
+from mqtt_nats.shared_reader.session_checks import CROWD_MOST, FOLLOWED_MOST, keep_up, look
 from mqtt_nats.shared_reader.sessions import DORMANT_RENEWAL_S
+from tests.delivery.fakes import FakePositionWriter
 from tests.sessions.fakes import FakeClient
-from tests.shared_reader.fakes import FakeReaderServices, FakeSessions, as_sessions, member_of
+from tests.shared_reader.fakes import FakeReaderServices, FakeReaderSide, FakeSessions, as_sessions, member_of
 
 if TYPE_CHECKING:
     from mqtt_nats.delivery.durable import DurableDelivery
+    from mqtt_nats.delivery.position_writer import PositionWriter
+    from mqtt_nats.protocol.position import SessionPosition
 
 
 class Setup:
@@ -29,6 +32,7 @@ class Setup:
         self.services.nats.online.set()
         self.live = FakeSessions(self.services, position=50)
         self.waiting: set[DurableDelivery] = set()
+        self.followed: dict[str, int] = {}
 
     def session(self, name: str, *, live: bool = True, waiting: int = 0) -> ReaderSession:
         member = member_of(self.services, name, "a")
@@ -45,6 +49,25 @@ class Setup:
         self.live.members[member.client] = member
         return member
 
+    def positioned(self, *names: str) -> list[ReaderSession]:
+        """Sessions with a position, while nats-server's listener has clients."""
+        self.live.listener = True
+        members = [self.session(name) for name in names]
+        for member in members:
+            cast("FakeReaderSide", member.side).position_writer = cast("PositionWriter", FakePositionWriter())
+        return members
+
+    async def follow(self) -> dict[str, int]:
+        """Look once; returns the sequences to which consumers are set, by client, in the order of the jobs."""
+        self.look()
+        found = {}
+        for client in [cast("FakeClient", one) for one in self.live.members]:
+            if client.fake_jobs:
+                await client.fake_work()
+                found[client.client_id] = self.followed.pop(client.client_id)
+        assert self.followed == {}
+        return found
+
     def look(self) -> None:
         look(as_sessions(self.live), self.waiting)
 
@@ -57,9 +80,21 @@ def fake(member: ReaderSession) -> FakeClient:
     return cast("FakeClient", member.client)
 
 
+def ledger(member: ReaderSession) -> SessionPosition:
+    assert member.side.position_writer is not None
+    return member.side.position_writer.ledger
+
+
 @pytest.fixture
-async def setup() -> Setup:
-    return Setup()
+async def setup(monkeypatch: pytest.MonkeyPatch) -> Setup:
+    found = Setup()
+
+    async def follow(client: FakeClient, side: object, first: int) -> None:
+        assert client.durable_side is side
+        found.followed[client.client_id] = first
+
+    monkeypatch.setattr(session_checks, "follow_position", follow)
+    return found
 
 
 async def test_of_too_many_waiting_messages_those_with_most_fall_behind(
@@ -154,4 +189,80 @@ async def test_a_look_that_fails_is_not_the_last(
     task = asyncio.create_task(keep_up(as_sessions(setup.live), setup.waiting))
     await asyncio.wait_for(looks.wait(), 5)
     task.cancel()
+    assert "on purpose" in caplog.text
+
+
+# -- the positions of connected clients ------------------------------------------------------------------
+
+
+async def test_consumers_follow_positions_that_have_moved(setup: Setup) -> None:
+    """To the first message that is not complete; one that is where it has to be is not set again."""
+    one, two = setup.positioned("one", "two")
+    ledger(one).reach(10)
+    ledger(two).reach(20)
+    ledger(two).add_pending(15, 1)
+    assert await setup.follow() == {"one": 11, "two": 15}
+    assert await setup.follow() == {}
+    ledger(two).done(15)
+    assert await setup.follow() == {"two": 21}
+
+
+@pytest.mark.parametrize("why", ["no listener", "nats-server before 2.14"])
+async def test_consumers_need_not_follow(setup: Setup, why: str) -> None:
+    """Nobody but nats-server's listener takes a session over by its consumers, and old ones cannot be set."""
+    setup.positioned("one")
+    setup.live.listener, setup.live.resets = why != "no listener", why == "no listener"
+    assert await setup.follow() == {}
+    setup.live.listener = setup.live.resets = True
+    assert await setup.follow() == {"one": 1}
+
+
+@pytest.mark.parametrize("why", ["busy", "stalled", "no position"])
+async def test_whose_consumers_do_not_follow(setup: Setup, why: str) -> None:
+    """A job that is under way may be one that waits for JetStream: the next look comes back to the session."""
+    one, _ = setup.positioned("one", "two")
+    side = cast("FakeReaderSide", one.side)
+    writer = side.position_writer
+    fake(one).busy = why == "busy"
+    if why == "stalled":
+        side.change(DeliveryEvent.STOPS_READING)
+    elif why == "no position":
+        side.position_writer = None
+    assert await setup.follow() == {"two": 1}
+    fake(one).busy = False
+    side.position_writer = writer
+    if why == "stalled":
+        side.change(DeliveryEvent.READS_AGAIN)
+    assert await setup.follow() == {"one": 1}
+
+
+async def test_consumers_follow_in_turns(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each session has its turn, also where those before it move on all the time."""
+    monkeypatch.setattr(session_checks, "FOLLOWED_MOST", 2)
+    members = setup.positioned("one", "two", "three", "four", "five")
+    turns = []
+    for reached in range(1, 6):
+        for member in members:
+            ledger(member).reach(reached)
+        turns.append(list(await setup.follow()))
+    assert turns == [["one", "two"], ["three", "four"], ["five", "one"], ["two", "three"], ["four", "five"]]
+    assert {client.client_id for client in setup.live.members} == {"one", "two", "three", "four", "five"}
+
+
+async def test_64_sessions_follow_in_one_look(setup: Setup) -> None:
+    setup.positioned(*(f"client{number}" for number in range(100)))
+    assert [len(await setup.follow()) for _ in range(3)] == [64, 36, 0]
+    assert FOLLOWED_MOST == 64
+
+
+async def test_a_session_that_cannot_follow_keeps_no_other_from_it(
+    setup: Setup, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(work: Coroutine[Any, Any, None]) -> None:
+        work.close()
+        raise ValueError("on purpose")
+
+    one, _ = setup.positioned("one", "two")
+    fake(one).do = fail  # type: ignore[method-assign]
+    assert await setup.follow() == {"two": 1}
     assert "on purpose" in caplog.text
