@@ -106,6 +106,19 @@ async def test_another_qos_holds_for_later_messages(before: int, after: int) -> 
     assert (await client.fake_stored()).subs == {"a": after}
 
 
+@pytest.mark.parametrize(("perhaps", "until"), [(50, 50), (20, 30)])
+async def test_what_a_dead_gateway_may_have_sent_keeps_its_qos(perhaps: int, until: int) -> None:
+    """It comes again with DUP; what readers have brought here keeps its QoS anyway."""
+    client = FakeSubscriber()
+    await client.fake_grant(wishes("a", qos=2))
+    (binding,) = client.fake_side.bindings.values()
+    client.fake_feed.fake_reached = 30
+    client.fake_side.machine.sent_perhaps(perhaps)
+    await client.fake_grant(wishes("a", qos=1), place=20)
+    assert v5_of(client).was["a"] == (2, until)
+    assert [binding.source.granted(sequence) for sequence in (until, until + 1)] == [2, 1]
+
+
 async def test_a_consumer_that_jetstream_refuses() -> None:
     """The filter is granted all the same: readers serve it. The consumer is created at a later resume."""
     client = FakeSubscriber()

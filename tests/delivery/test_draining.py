@@ -146,6 +146,46 @@ async def test_a_waiting_message_goes_at_the_qos_of_the_remaining_subscription()
     assert [call[1:3] for call in one.ports.calls if call[0] == "publish"] == [(4, 1), (5, 1)]
 
 
+@pytest.mark.parametrize(("reached", "kept"), [(5, 2), (0, 1)])
+async def test_a_waiting_message_that_a_remaining_subscription_matches_keeps_its_qos(reached: int, kept: int) -> None:
+    """As every message so far, which may have been sent at the QoS of the ended one; else that of the remaining one."""
+    one = Session(limit=1)
+    ended = one.add(">", 2)
+    one.add("t", 1, 2)
+    for sequence in (4, 5):
+        message = one.message(sequence, qos=2)
+        one.machine.arrived(ended.source, sequence, 1, b"%d" % sequence, message, 2)
+    one.reached = reached
+    drain(one.side, ">")
+    assert [(found.sequence, found.qos) for found in one.machine.on_their_way()] == [(4, 2), (5, kept)]
+
+
+@pytest.mark.parametrize(("perhaps", "suspects"), [(9, [(6, 9)]), (5, []), (0, [])])
+async def test_identifiers_of_what_was_perhaps_sent_are_suspect(
+    monkeypatch: pytest.MonkeyPatch, perhaps: int, suspects: list[tuple[int, int]]
+) -> None:
+    """A dead gateway may have sent messages that readers have not brought, and that come no more."""
+    one = Session("t")
+    found: list[tuple[int, int]] = []
+    monkeypatch.setattr(one.machine, "suspect", lambda low, high: found.extend([(low, high)] if low <= high else []))
+    one.machine.sent_perhaps(perhaps)
+    one.machine.read_to(5)
+    drain(one.side, "t")
+    assert found == suspects
+
+
+async def test_what_was_perhaps_sent_is_completed() -> None:
+    """Also when it waits, and its subscription has ended [MQTT-3.10.4-3] (3.1.1)."""
+    one = Session("t", limit=1)
+    one.machine.sent_perhaps(5)
+    for sequence in (4, 5, 6):
+        one.bring(one.side.bindings["of t"], sequence)
+    drain(one.side, "t")
+    for sequence in (4, 5):
+        one.machine.acknowledged(PUBACK, [packet_id(sequence)])
+    assert one.sent() == [4, 5]
+
+
 async def test_the_record_notes_the_higher_qos_that_is_left_to_others() -> None:
     """Messages so far may have been sent at it: they are sent again at no lower one."""
     one = Session()

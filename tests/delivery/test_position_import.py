@@ -55,6 +55,7 @@ class Setup:
         self.refuses = False
         monkeypatch.setattr(position_import, "save_record", self._save)
         monkeypatch.setattr(position_import, "PositionWriter", WriterInMemory)
+        monkeypatch.setattr(position_import, "REDELIVERY_MOST_S", 0.01)
         self.record, self.v5 = claimed(self.client.record)
         self.inbox = self.services.fake_inbox
         for qos, subject in enumerate("ab", 1):
@@ -96,6 +97,21 @@ class Setup:
             **more,
         }
         return consumer.durable_name
+
+    def redelivers(self, name: str, *replies: tuple[int, int]) -> list[str]:
+        """Have a consumer deliver so: number of the delivery, and sequence; returns the subjects that it had."""
+        subjects: list[str] = []
+
+        def changed(subject: str) -> None:
+            if not subject.endswith(f"CONSUMER.DURABLE.CREATE.{MESSAGES}.{name}"):
+                return
+            subjects.append(self.inbox.consumers[MESSAGES][name]["config"]["deliver_subject"])
+            for times, sequence in replies if len(subjects) == 1 else ():
+                reply = f"$JS.ACK.{MESSAGES}.{name}.{times}.{sequence}.9.1.0".encode()
+                self.services.fake_link.fake_bring(subjects[0].encode(), b"x", QOS1, reply)
+
+        self.inbox.after = changed
+        return subjects
 
     async def imported(self, found: Position | None = None) -> set[str]:
         return await import_position(as_client(self.client), self.side, 7, found)
@@ -176,6 +192,62 @@ async def test_later_ones_were_acknowledged_first(setup: Setup) -> None:
     setup.consumer("b", 9)
     await setup.imported()
     assert setup.writer.ledger.pending == {5: 1, 7: 1, 9: 1}
+
+
+async def test_a_consumer_that_delivers_what_is_pending(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three messages behind the floor it delivers two once more: exactly these are pending, with DUP."""
+    monkeypatch.setattr(position_import, "REDELIVERY_MOST_S", 60.0)
+    name = setup.consumer("a", 9, 3, 2)
+    setup.consumer("b", 9)
+    subjects = setup.redelivers(name, (2, 5), (3, 9))
+    await setup.imported()
+    assert setup.result == (9, {5: 1, 9: 1}, {})
+    assert setup.unsent == set()
+    assert len(set(subjects)) == 2, "it delivers to nobody afterwards"
+    assert setup.inbox.consumers[MESSAGES][name]["config"]["deliver_subject"] == subjects[1]
+    assert setup.record.cons["a"].deliver_subject == subjects[1]
+    assert setup.services.fake_link.handlers == {}
+
+
+async def test_a_consumer_that_delivers_new_messages_meanwhile(setup: Setup) -> None:
+    """They come again: the position does not reach so far. Without the rest of the pending ones nothing is known."""
+    name = setup.consumer("a", 7, 1, 2)
+    setup.consumer("b", 9)
+    setup.redelivers(name, (2, 5), (1, 7), (1, 9), (2, 9))
+    await setup.imported()
+    assert setup.writer.ledger.pending == {3: 1, 5: 1, 7: 1}
+    assert setup.services.fake_link.handlers == {}
+
+
+async def test_a_consumer_that_delivers_what_another_subscription_brings(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is pending all the same: the consumer says so."""
+    monkeypatch.setattr(position_import, "REDELIVERY_MOST_S", 60.0)
+    setup.subscribe("a", 1, 1)
+    setup.subscribe("b", 1, 9)
+    setup.subscribe("*", 1, 2)
+    for subject in "ab":
+        setup.consumer(subject, 10)
+    name = setup.consumer("*", 10, 3, 2)
+    setup.redelivers(name, (2, 5), (2, 8))
+    await setup.imported()
+    assert setup.writer.ledger.pending == {5: 1, 8: 1}
+
+
+async def test_a_consumer_that_goes_while_it_is_asked(setup: Setup) -> None:
+    """All messages are pending that may be."""
+    name = setup.consumer("a", 9, 3, 2)
+    setup.consumer("b", 9)
+
+    def remove(subject: str) -> None:
+        if subject.endswith(f"CONSUMER.DURABLE.CREATE.{MESSAGES}.{name}"):
+            del setup.inbox.consumers[MESSAGES][name]
+
+    setup.inbox.before = remove
+    await setup.imported()
+    assert setup.writer.ledger.pending == {5: 1, 7: 1, 9: 1}
+    assert setup.services.fake_link.handlers == {}
 
 
 async def test_acknowledged_for_another_subscription(setup: Setup) -> None:

@@ -202,6 +202,16 @@ async def test_what_an_earlier_connection_may_have_sent_waits_for_nothing(unsent
     assert machine.limit == 2
 
 
+@pytest.mark.parametrize(("maximum", "limit"), [(7, 7), (65535, CLIENT_INFLIGHT_MOST)])
+async def test_a_session_with_shared_subscriptions_alone_has_no_window(maximum: int, limit: int) -> None:
+    """Only receive maximum bounds it: a window belongs to a subscription of the session."""
+    side: Any = Side(DurableSender(1, Ports(SessionPosition())))
+    side.client = client = FakeReceiver(FakeDeliveryServices())
+    client.terms = replace(TERMS, receive_maximum=maximum)
+    limit_in_flight(side)
+    assert side.machine.limit == limit
+
+
 @pytest.mark.parametrize(("ours", "rounds"), [(True, 10), (False, 1)])
 async def test_somebody_else_writes_the_position(monkeypatch: pytest.MonkeyPatch, ours: bool, rounds: int) -> None:
     """Only whose the session is goes on writing."""

@@ -123,6 +123,18 @@ async def test_a_few_of_many_look_for_the_listener(monkeypatch: pytest.MonkeyPat
         keeping.cancel()
 
 
+async def test_a_change_is_told_once() -> None:
+    """That there are none is the state at the start."""
+    setup = Setup()
+    told = []
+    for bound in (False, True, True, False, False, True):
+        setup.listener(bound=bound)
+        await setup.found._look()
+        told.append(list(setup.told))
+        setup.told.clear()
+    assert told == [[], [True], [], [False], [], [True]]
+
+
 async def test_all_claims_are_heard_for_a_while_after_the_last_client(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener_clients, "CHECK_IDLE_S", 0.01)
     setup = Setup()
