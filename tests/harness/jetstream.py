@@ -160,6 +160,9 @@ class MemoryJetStream:
                 return {"purged": self._purge(name, body["filter"], body.get("seq", self.last[name] + 1))}
             case ["CONSUMER", "NAMES", name]:
                 return {"consumers": list(self.consumers[name]), "total": len(self.consumers[name])}
+            case ["CONSUMER", "LIST", name]:
+                some = [{"name": one} | found for one, found in self.consumers[name].items()]
+                return {"consumers": some[body["offset"] :], "total": len(some)}
             case ["CONSUMER", "INFO", stream, name]:
                 return self._consumer(stream, name)
             case ["CONSUMER", "DELETE", stream, name]:
