@@ -191,8 +191,7 @@ async def _limited(client: Receiver, position: Position, valid: int, *, unclear:
 async def _go_on(client: Receiver, side: DurableDelivery, position: Position, sequence: int) -> bool:
     """Continue a position, as its writer from now on; False: another gateway has written it meanwhile."""
     record, _ = claimed(client.record)
-    if position.most >= 0:
-        side.machine.sent_at_most(position.most)
+    side.machine.sent_at_most(position.most if position.most >= 0 else SEQUENCE_EVER)
     if not _covers(record, position):
         try:
             await import_position(client, side, sequence, position)

@@ -239,7 +239,9 @@ async def test_somebody_else_writes_the_position(monkeypatch: pytest.MonkeyPatch
 class Stores:
     """A session with a stored position; what it writes is stored at once."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, position: Position | None, *keys: str, messages: int) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, position: Position | None, *keys: str, messages: int = 0
+    ) -> None:
         self.services = FakeDeliveryServices()
         stored(self.services, *(["a"] * messages))
         self.client = FakeReceiver(self.services)
@@ -255,13 +257,13 @@ class Stores:
         self.client.durable_side = self.side
         self.imports: list[tuple[object, ...]] = []
         self.written: list[Position] = []
-        found = Found() if position is None else Found(position.encode(), 5, 0.0)
+        self.found = position
 
         self.loads = 0
 
         async def load(client_hash: str) -> Found:
             self.loads += 1
-            return found
+            return Found() if self.found is None else Found(self.found.encode(), 5, 0.0)
 
         async def imported(client: object, side: Any, *told: object) -> None:
             self.imports.append(told)
@@ -382,6 +384,26 @@ async def test_what_an_earlier_gateway_may_have_sent_stays_so_after_an_orderly_e
     setup = Stores(monkeypatch, Position("p", live=["hash_a"], clean=True, reached=2, perhaps=4), "a", messages=9)
     await setup.restore()
     assert setup.machine.perhaps_sent == 4
+
+
+async def test_an_earlier_owner_goes_on_during_the_resume(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was late; what the connection before it had sent at most does not count any more [MQTT-3.3.1-1]."""
+    setup = Stores(monkeypatch, Position("p", live=["hash_a"], clean=True, reached=5, pending={5: 1}, most=4), "a")
+    stored(setup.services, *(["a"] * 5))
+
+    async def still_owner(client: object) -> bool:
+        return True
+
+    def refused(client: Any, sequence: int) -> Any:
+        setup.found = Position("p", live=["hash_a"], reached=5, pending={5: 1})
+        monkeypatch.setattr(grounding, "PositionWriter", PositionWriter)
+        return FakePositionWriter(stores=False)
+
+    monkeypatch.setattr(grounding, "still_owner", still_owner)
+    monkeypatch.setattr(grounding, "PositionWriter", refused)
+    await setup.restore()
+    await fetch_in_flight(as_client(setup.client), setup.side)
+    assert [(one.sequence, one.dup) for one in setup.machine.queued] == [(5, True)]
 
 
 async def test_a_position_of_a_stream_that_was_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
