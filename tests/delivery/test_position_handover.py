@@ -15,12 +15,15 @@ from mqtt_nats.delivery.position_writer import PositionWriter
 from mqtt_nats.delivery.states import DeliveryState
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.sessions.consumer_binding import ConsumerBinding
+from mqtt_nats.sessions.record import claimed
 from mqtt_streams.api import NoResponders
 from mqtt_streams.consumers import ConsumerRef
 from mqtt_streams.gateway_subjects import LEFT
+from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.positions import decode
+from mqtt_streams.pubrel import pubrel_block
 from mqtt_streams.sessions import V5
-from tests.delivery.fakes import FakeDeliveryServices, FakeReceiver, Side, as_receiver
+from tests.delivery.fakes import FakeDeliveryServices, FakePositionWriter, FakeReceiver, Side, as_receiver
 from tests.sessions.fakes import FakeServices, as_services
 
 
@@ -117,6 +120,62 @@ async def test_dormant_consumers_are_set_after_the_last_position(
     await client.services.tasks.fake_settle()
     assert told == [[("here", 7)]]
     assert writer.lost
+
+
+class Left:
+    """A session that has left, with a consumer of a subscription; a PUBREL is owed."""
+
+    def __init__(self, *, consumerless: bool = False) -> None:
+        self.services = FakeDeliveryServices()
+        self.client = FakeReceiver(self.services, v5=V5(pos="position", consumerless=consumerless))
+        self.writer = FakePositionWriter()
+        self.writer.ledger.reach(41)
+        self.writer.ledger.add_pending(30, 1)
+        self.writer.ledger.released[9] = 8
+        self.writer.present = {"one"}
+        self.consumers = self.services.fake_inbox.consumers[MESSAGES]
+        self.consumers["one"] = {}
+
+    async def tell(self, *, epoch: int | None = None) -> None:
+        """Tell nats-server's listener where the session is."""
+        record, _ = claimed(self.client.record)
+        stored = await self.services.streams.sessions.save(record, expected=0)
+        self.client.epoch = stored if epoch is None else epoch
+        writer = cast(PositionWriter, self.writer)
+        await position_handover._for_listener(as_receiver(self.client), writer, [("one", 5)])
+
+    @property
+    def pubrels(self) -> list[bytes]:
+        return [headers for _, headers, _, _ in self.services.fake_store.fake_put]
+
+
+@pytest.mark.sources
+@pytest.mark.parametrize("resets", [True, False])
+async def test_the_listener_finds_the_consumers_of_a_session_at_its_position(resets: bool) -> None:
+    """And its owed PUBRELs; consumers of a nats-server before 2.14 stay where they are."""
+    left = Left()
+    left.client.delivery.resets = resets
+    await left.tell()
+    assert left.consumers["one"].get("delivered") == ({"stream_seq": 29} if resets else None)
+    assert left.pubrels == [pubrel_block(9, 8)]
+    assert left.writer.fake_written == []
+
+
+@pytest.mark.sources
+async def test_consumers_that_a_session_needs_no_more_are_deleted() -> None:
+    """The position names none of them then."""
+    left = Left(consumerless=True)
+    await left.tell()
+    assert (left.consumers, left.writer.present, left.writer.fake_written) == ({}, set(), [set()])
+    assert left.pubrels == []
+
+
+@pytest.mark.sources
+async def test_a_session_that_another_connection_has_claimed_is_told_to_nobody() -> None:
+    """Its consumers show the position of the next owner."""
+    left = Left()
+    await left.tell(epoch=99)
+    assert (left.consumers, left.pubrels) == ({"one": {}}, [])
 
 
 @pytest.mark.sources
