@@ -31,6 +31,10 @@ log = logging.getLogger("mqtt_nats.broker")
 # Maximum number of sessions that are checked at the same time.
 SESSIONS_CHECKED_AT_ONCE: Final = 64
 
+MEND_AFTER_S: Final = 0.25
+"""Seconds until a deleted consumer is created again: nats-server tells of the deletion before it removes the consumer,
+and would remove another one of its name, too."""
+
 DELETED: Final = f"$JS.EVENT.ADVISORY.CONSUMER.DELETED.{MESSAGES}.*".encode()
 
 
@@ -54,7 +58,7 @@ def register(account: Account, live: SharedReaderSessions) -> None:
         client = account.registry.attached.get(name)
         side = client.durable_side if client is not None else None
         if client is not None and side is not None and side.begin_repair():
-            client.do(_mend(client, side))
+            asyncio.get_running_loop().call_later(MEND_AFTER_S, lambda: client.do(_mend(client, side)))
 
     account.services.nats.reconnect.subscribe(DELETED, deleted)
 

@@ -19,6 +19,7 @@ from mqtt_nats.gateway.broker import Broker
 from mqtt_nats.lifecycle.lease import Lease
 from tests.delivery.fakes import FakeDeliveryServices, FakeReceiver, as_receiver
 from tests.harness.doubles import stands_for
+from tests.harness.waiting import aeventually
 from tests.ingress.fakes import FakeIngress, FakePublishingServices
 from tests.sessions.fakes import FakeSide
 
@@ -132,6 +133,7 @@ class Advisories:
         self.done: list[str] = []
         for name in ("check_dormant", "write_changed_record"):
             monkeypatch.setattr(recovery, name, self._note(name))
+        monkeypatch.setattr(recovery, "MEND_AFTER_S", 0.0)
         recovery.register(account, cast("Any", self.live))
 
     def _note(self, name: str) -> Any:
@@ -172,11 +174,12 @@ async def test_deleted_consumers_of_a_session_are_created_again(monkeypatch: pyt
     bench = Advisories(monkeypatch)
     for _ in range(2):
         bench.deleted("name")
+    await asyncio.sleep(0.01)
     assert len(bench.client.fake_jobs) == 1
     await bench.client.fake_work()
     assert bench.done == ["check_dormant", "write_changed_record"]
     bench.deleted("name")
-    assert len(bench.client.fake_jobs) == 1
+    await aeventually(lambda: len(bench.client.fake_jobs) == 1)
     await bench.client.fake_work()
     assert bench.live.fake_broken == 0
 

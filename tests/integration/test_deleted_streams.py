@@ -111,7 +111,11 @@ async def test_a_consumer_of_a_connected_client(local: Gateway, js: JetStreamCon
         for one in got:
             await client.complete(one)
         await client.quiet()
-        assert sorted(await consumers(js, "durable")) == sorted(names)
+
+        async def back() -> bool:
+            return sorted(await consumers(js, "durable")) == sorted(names)
+
+        assert await aeventually(back)
         # What is ended in an orderly way does not come back.
         await client.unsubscribe("a", "b/+")
         await client.subscribe("c", qos=0)

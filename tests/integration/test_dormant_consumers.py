@@ -74,8 +74,7 @@ async def reset(stored: Stored, consumer: ConsumerInfo) -> None:
 
 
 async def reset_to_start(stored: Stored, consumer: ConsumerInfo) -> None:
-    assert consumer.config.opt_start_seq is not None
-    await _reset(stored, consumer, consumer.config.opt_start_seq)
+    await _reset(stored, consumer, consumer.config.opt_start_seq or 1)
 
 
 async def _reset(stored: Stored, consumer: ConsumerInfo, sequence: int) -> None:
