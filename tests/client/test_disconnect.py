@@ -19,7 +19,7 @@ from mqtt_nats.lifecycle.will import Done
 from mqtt_nats.messages.terms import Terms
 from mqtt_nats.protocol.transient_sender import TransientSender
 from mqtt_nats.sessions.consumer_binding import ConsumerBinding
-from mqtt_streams.api import ApiError, NoResponders
+from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.consumers import BACKSTOP_S, ConsumerRef
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.timers import EXPIRY, timer_subject
@@ -208,7 +208,7 @@ def bind(client: FakeLeaver, names: Iterable[str], *, removed: Iterable[str] = (
     side, js = FakeLeftSide(client), client.services.fake_inbox
     assert client.record is not None
     for name in names:
-        one = ConsumerBinding(name, ConsumerRef(name, "deliver", "$MQTT.msgs.a", 10), source(qos=1))
+        one = ConsumerBinding(name, ConsumerRef(name, "$MQTT.sub.deliver", "$MQTT.msgs.a", 10), source(qos=1))
         client.record.cons[name] = one.consumer
         side.bindings[name] = one
         if name in removed:
@@ -231,16 +231,33 @@ async def test_consumers_live_as_long_as_the_session() -> None:
     assert found["one"]["inactive_threshold"] == threshold
 
 
-async def test_who_asked_learns_that_consumers_are_as_before() -> None:
+@pytest.mark.parametrize(
+    "error", [NoResponders("a test"), RequestTimeout("a test"), ApiError(503, 10008, "a test"), None]
+)
+async def test_a_consumer_that_is_not_changed_does_not_concern_the_client(
+    error: Exception | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that is gone neither: the session's expiry is stored, and the other consumers get it."""
     client = FakeLeaver()
-    side = bind(client, ["one"])
+    await client.fake_save()
+    one, two = (f"{client.hash}_{name}" for name in ("one", "two"))
+    client.durable_side = bind(client, [one, two])
+    inbox = client.services.fake_inbox
 
-    def silent(subject: str) -> None:
-        raise NoResponders("a test")
+    def fail(subject: str) -> None:
+        if error is not None and subject.endswith(one):
+            raise error
 
-    client.services.fake_inbox.before = silent
-    with pytest.raises(NoResponders):
-        await renew_backstops(cast("DurableDelivery", side))
+    inbox.before = fail
+    if error is None:
+        del inbox.consumers[MESSAGES][one]
+    hear(client, disconnect(session_expiry_interval=100))
+    await client.fake_work()
+    stored = await client.services.streams.sessions.load(client.hash, client.client_id)
+    assert stored is not None
+    assert stored[0].v5 is not None
+    assert (client.fake_ended, stored[0].v5.expiry, caplog.text) == (["close"], 100, "")
+    assert inbox.consumers[MESSAGES][two]["config"]["inactive_threshold"] == (100 + BACKSTOP_S) * 1_000_000_000
 
 
 # -- the end of a connection ------------------------------------------------------------------------------

@@ -3,18 +3,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, cast
 
 import pytest
 
-from mqtt_nats.backbone import retry
 from mqtt_nats.client.client import Client
 from mqtt_nats.client.grant import replays_of
 from mqtt_nats.client.subscription_change import Wish
 from mqtt_nats.messages.message import Stored
 from mqtt_nats.pubsub.routing_table import PLAIN, Options
 from mqtt_nats.sessions.record import claimed
-from mqtt_streams.api import ApiError, RequestTimeout
+from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.consumers import BACKSTOP_S
 from mqtt_streams.sessions import PREFIX, Conflict, SubscriptionOptions, second_sid
 from mqtt_streams.subjects import filter_to_subjects
@@ -149,18 +149,21 @@ async def test_a_session_that_has_moved_gets_no_consumers() -> None:
     assert client.fake_created == {}
 
 
-async def test_a_request_without_an_answer_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retry, "RETRY_PAUSE_S", 0.001)
+@pytest.mark.parametrize("error", [RequestTimeout("a test"), NoResponders("a test")])
+async def test_a_consumer_that_jetstream_does_not_answer_for(error: Exception) -> None:
+    """The client need not wait for it: readers bring the messages."""
     client = FakeSubscriber()
-    left = [RequestTimeout("a test")]
 
     def silent(subject: str) -> None:
-        if ".CONSUMER.DURABLE.CREATE." in subject and left:
-            raise left.pop()
+        if ".CONSUMER.DURABLE.CREATE." in subject:
+            raise error
 
     client.services.fake_inbox.before = silent
-    await client.fake_grant(wishes("a"))
-    assert len(client.fake_created) == 1
+    async with asyncio.timeout(10):
+        await client.fake_grant(wishes("a"))
+    assert [one.removed for one in client.fake_side.bindings.values()] == [True]
+    assert (client.services.stream.consumers, client.fake_refused) == (0, [])
+    assert (await client.fake_stored()).subs == {"a": 1}
 
 
 # -- where a subscription begins ----------------------------------------------------------------------------

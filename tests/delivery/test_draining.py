@@ -285,6 +285,25 @@ async def test_what_an_earlier_connection_has_taken_comes_first() -> None:
     one.client.fake_jobs.pop().close()
 
 
+async def test_nothing_goes_on_while_the_client_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it has not read is given up, and fetched again: until then nobody knows that nothing is left."""
+    closed: list[object] = []
+    monkeypatch.setattr(draining, "close_gate", lambda client, gate: closed.append(gate))
+    one = Session("t")
+    gate = gate_of(b"t")
+    binding = lower(one.side, "t", 30, [gate], False)
+    behind = SubscriptionState(1, 31)
+    stand_behind(one.side, [binding], behind, "t")
+    one.side.begin_stall(object())
+    note_exhausted(one.side, binding)
+    assert (closed, behind.held, still_bringing(one.side)) == ([], SubscriptionState.BEHIND, [binding])
+    assert one.client.fake_jobs == []
+    one.side.end_stall()
+    release_waiting(one.side, binding)
+    assert (closed, behind.held, still_bringing(one.side)) == ([gate], 0, [])
+    one.client.fake_jobs.pop().close()
+
+
 async def test_nothing_is_known_before_the_session_begins() -> None:
     one = Session("t")
     one.machine.begun = False

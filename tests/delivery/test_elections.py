@@ -12,7 +12,7 @@ from mqtt_nats.backbone import retry as patience
 from mqtt_nats.delivery import elections
 from mqtt_nats.delivery.elections import Elections
 from mqtt_nats.delivery.receiver import SharedFeed
-from mqtt_nats.protocol.ack_tokens import RECORD
+from mqtt_nats.protocol.ack_tokens import OWED, RECORD
 from mqtt_streams.consumers import ConsumerInfo
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.pubrel import CONSUMER_PREFIX
@@ -126,6 +126,20 @@ async def test_pubrel_records_that_were_lost_come_again(
     assert len(bench.client.fake_jobs) == 1
     await bench.client.fake_work()
     assert (("attach",) in bench.notes) is attached
+
+
+async def test_a_pubrel_of_the_position_hides_no_record_that_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """JetStream knows nothing of it."""
+    monkeypatch.setattr(elections, "SETTLE_BEFORE_CHECK_S", 0)
+    bench = Bench(monkeypatch)
+    bench.pending = 1
+    for identifier in (5, 6):
+        bench.machine.owe(identifier, identifier)
+        bench.machine.keep_identifier(identifier, OWED + b"%d" % identifier)
+    bench.elect("CONSUMER", OUT, bench.name)
+    await asyncio.sleep(0.001)
+    await bench.client.fake_work()
+    assert bench.notes[-1] == ("attach",)
 
 
 @pytest.mark.parametrize("why", ["not attached", "left", "regular"])

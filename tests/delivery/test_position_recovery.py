@@ -406,6 +406,18 @@ async def test_an_earlier_owner_goes_on_during_the_resume(monkeypatch: pytest.Mo
     assert [(one.sequence, one.dup) for one in setup.machine.queued] == [(5, True)]
 
 
+async def test_what_an_import_has_found_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Consumers of an older gateway may have delivered more than the position says."""
+    setup = Stores(monkeypatch, Position("p", live=["hash_a"], clean=True, reached=2, perhaps=4), "a", "b", messages=9)
+
+    async def imported(client: object, side: Any, *told: object) -> None:
+        side.machine.sent_perhaps(7)
+
+    monkeypatch.setattr(grounding, "import_position", imported)
+    await setup.restore()
+    assert setup.machine.perhaps_sent == 7
+
+
 async def test_a_position_of_a_stream_that_was_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     """What it says of messages that the present stream has not does not count."""
     position = Position(

@@ -12,6 +12,7 @@ import pytest
 
 from mqtt_nats.backbone.link import NatsConnection
 from mqtt_nats.codec import PINGRESP, ack_bytes
+from mqtt_nats.delivery import draining
 from mqtt_nats.delivery import slow_clients as stalling
 from mqtt_nats.delivery.durable import DurableDelivery
 from mqtt_nats.delivery.receiver import DeliveryServices, Receiver, SharedFeed
@@ -474,6 +475,31 @@ async def test_who_reads_again_goes_on_with_readers(monkeypatch: pytest.MonkeyPa
     assert setup.asked == ([] if moved else ["limit_in_flight", "ask_again"])
     setup.machine.drop_hold(setup.source, SubscriptionState.RETURNING)
     assert (("publish", 2, 1, True) in setup.ports.take()) is not moved
+
+
+@pytest.mark.parametrize("stored", [True, False])
+async def test_who_waits_for_messages_that_were_given_up_goes_on(monkeypatch: pytest.MonkeyPatch, stored: bool) -> None:
+    """Behind them, or at once where they are not stored any more: no message of theirs will be sent."""
+    closed: list[object] = []
+    monkeypatch.setattr(draining, "close_gate", lambda client, gate: closed.append(gate))
+    setup = Stalled(monkeypatch)
+    gate = Gate(cast("Any", None), 1000)
+    (binding,) = setup.side.bindings.values()
+    binding.source.end_at(9, whole=True)
+    binding.lowered([gate])
+    binding.exhaust()
+
+    async def fetch(client: object, side: Any) -> None:
+        if stored:
+            setup.machine.arrived(setup.source, 2, 2, TAKEN + b"2", None, 1)
+
+    monkeypatch.setattr(stalling, "fetch_in_flight", fetch)
+    draining.release_waiting(setup.side, binding)
+    assert closed == []
+    await stalling._wake(setup.client, setup.side, setup.stall)
+    assert closed == ([] if stored else [gate])
+    for job in setup.client.fake_jobs:
+        job.close()
 
 
 async def test_who_leaves_while_its_messages_are_fetched(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,8 @@ import pytest
 
 from mqtt_nats.codec import Publish
 from mqtt_nats.delivery import durable
+from mqtt_nats.delivery.slow_clients import stall_session
+from mqtt_nats.sessions.quotas import Quotas
 from mqtt_nats.shared_reader.sessions import SharedReaderSessions
 from mqtt_streams.consumers import delete_consumer
 from mqtt_streams.hashing import name_hash
@@ -193,6 +195,41 @@ async def test_a_consumer_that_was_made_again_elsewhere(connect: Connector, name
     client = await connect(name, clean=False)
     await client.receive(name, b"new", qos=1)
     await client.quiet()
+
+
+def test_a_client_stops_reading_while_it_subscribes(
+    inside: Inside, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The SUBSCRIBE goes on, and the position passes nothing that was not given to the session."""
+    port, let, waiting = inside.ports[0], asyncio.Event(), list[str]()
+
+    async def pace(quotas: Quotas, key: str) -> None:
+        waiting.append(key)
+        await let.wait()
+
+    with (
+        Raw.connected(port, "stops", clean=False) as client,
+        Raw.connected(port, "goes on", clean=False) as other,
+        Raw.connected(port) as writer,
+    ):
+        assert client.subscribe(("stops/a", 1)) == other.subscribe(("stops/a", 1)) == [1]
+        eventually(lambda: not inside.call(lambda: served(inside).catching), PATIENCE)
+        monkeypatch.setattr(Quotas, "pace", pace)
+        client.send(raw.subscribe(("stops/b", 1), id=7))
+        eventually(lambda: waiting, PATIENCE)
+        stalling = inside.client("stops")
+        side = stalling.durable_side
+        assert side is not None
+        inside.call(lambda: stall_session(stalling, side))
+        publish(writer, "stops/a", range(5))
+        take(other, range(5))  # the shared reader has passed them
+        inside.call(let.set)
+        assert client.expect(raw.SUBACK, PATIENCE).body[2:] == b"\1"
+        take(client, range(5))
+        publish(writer, "stops/b", range(5, 6))
+        take(client, range(5, 6))
+        assert client.ping() == []
+    assert [one.getMessage() for one in caplog.records if one.exc_info] == []
 
 
 class Defect:

@@ -83,7 +83,6 @@ class FakeSessions:
         self.services, self.registry = services, services.registry
         self.reader = FakeReader(position)
         self.interest = ServedFilters(self.reader.wanted)
-        self.resets = True
         self.listener = False
         self.queue_most = 4096
         self.catching: dict[DurableDelivery, CatchUpReader] = {}

@@ -14,6 +14,7 @@ from mqtt_nats.delivery.position_writer import PositionWriter
 from mqtt_nats.shared_reader import catch_up
 from mqtt_nats.shared_reader.catch_up import CatchUpReader
 from mqtt_nats.shared_reader.catch_up_places import PLACES
+from mqtt_nats.shared_reader.reader_session import ReaderHandover
 from mqtt_streams.api import ApiError
 from mqtt_streams.messages import STREAM as MESSAGES
 from tests.delivery.fakes import FakePositionWriter
@@ -283,9 +284,16 @@ async def test_jetstream_refuses_the_reader(
     assert setup.live.fake_given == [11]
 
 
-@pytest.mark.parametrize(("code", "dormant"), [(10026, []), (10013, ["hash_n"])])
-async def test_a_reader_that_is_refused_leaves_its_place(setup: Setup, code: int, dormant: list[str]) -> None:
-    """Where the account has too many consumers, the dormant ones of the session go: the position replaces them."""
+@pytest.mark.parametrize(
+    ("code", "busy", "dormant"), [(10026, False, []), (10026, True, ["hash_n"]), (10013, False, ["hash_n"])]
+)
+async def test_a_reader_that_is_refused_leaves_its_place(
+    setup: Setup, code: int, busy: bool, dormant: list[str]
+) -> None:
+    """Where the account has too many consumers, the dormant ones of the session go: the position replaces them.
+
+    A job that is under way may wait for long: it is tried again at the next refusal.
+    """
     client, side = cast("FakeClient", setup.member.client), cast("FakeReaderSide", setup.member.side)
     side.position_writer = cast("PositionWriter", FakePositionWriter())
     (binding,) = side.bindings.values()
@@ -299,6 +307,7 @@ async def test_a_reader_that_is_refused_leaves_its_place(setup: Setup, code: int
 
     free = setup.live.places.free
     setup.services.fake_inbox.before = refuse
+    client.busy = busy
     setup.reader.broken()
     await aeventually(lambda: setup.live.places.free == free + 1)
     await client.fake_work()
@@ -324,10 +333,17 @@ async def test_a_reader_that_fails_leaves_its_place_and_its_session(
     assert "on purpose" in caplog.text
 
 
-async def test_all_subscriptions_have_ended(setup: Setup) -> None:
+@pytest.mark.parametrize("handing_over", [True, False])
+async def test_all_subscriptions_have_ended(setup: Setup, handing_over: bool) -> None:
+    """Nothing is kept back for it any more, and the shared reader looks for none of its filters."""
+    if handing_over:
+        setup.live.interest.put(setup.member)
+        setup.member.begin_handover(ReaderHandover(10))
     setup.member.side.bindings.clear()
     setup.reader.broken()
     await aeventually(lambda: setup.live.fake_ended)
+    assert (setup.member.handover, setup.member.filters) == (None, [])
+    assert +setup.live.reader.wanted == {}
 
 
 async def test_its_end(setup: Setup) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from mqtt_nats.delivery.position_writer import PositionWriter
 from mqtt_nats.delivery.receiver import Receiver
-from mqtt_nats.delivery.states import DeliveryEvent
+from mqtt_nats.delivery.states import DeliveryEvent, DeliveryState
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.protocol.position import SessionPosition
 from mqtt_nats.sessions.consumer_binding import ConsumerBinding
@@ -148,6 +148,26 @@ async def test_a_session_that_is_catching_up_goes_on_where_it_is(monkeypatch: py
     await setup.subscribe(8)
     assert setup.live.catching[setup.side] is not former
     assert (begun, setup.member.handover, removed) == ([(4, missed)], None, [setup.member.client])
+
+
+async def test_a_session_that_is_stalled_when_its_subscription_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No reader serves it before its client reads again; the position is where the session stopped."""
+    setup = Setup(monkeypatch, "a")
+    setup.side.change(DeliveryEvent.STOPS_READING)
+    setup.position_writer.ledger.reach(4)
+    monkeypatch.setattr(setup.live, "reached", lambda _: 4)
+    stored: list[int] = []
+
+    async def store(client: Receiver, epoch: int) -> int:
+        stored.append(setup.position_writer.ledger.reached)
+        return epoch
+
+    monkeypatch.setattr(new_subscriptions, "save_record", store)
+    await setup.subscribe(8)
+    assert (stored, setup.position_writer.fake_flushed) == ([4], 1)
+    assert (setup.side.state, setup.live.catching) == (DeliveryState.NOT_READING, {})
+    assert setup.added.source.held == SubscriptionState.RETURNING
+    assert setup.added.consumer.durable_name in setup.position_writer.live
 
 
 @pytest.mark.parametrize("why", ["stalled", "lost"])

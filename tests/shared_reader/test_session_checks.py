@@ -14,9 +14,16 @@ from mqtt_nats.shared_reader import session_checks
 from mqtt_nats.shared_reader.reader_session import ReaderSession
 from mqtt_nats.shared_reader.session_checks import CROWD_MOST, FOLLOWED_MOST, keep_up, look
 from mqtt_nats.shared_reader.sessions import DORMANT_RENEWAL_S
-from tests.delivery.fakes import FakePositionWriter
+from tests.delivery.fakes import FakeDelivery, FakePositionWriter
 from tests.sessions.fakes import FakeClient
-from tests.shared_reader.fakes import FakeReaderServices, FakeReaderSide, FakeSessions, as_sessions, member_of
+from tests.shared_reader.fakes import (
+    FakeReaderServices,
+    FakeReaderSide,
+    FakeSessions,
+    as_sessions,
+    live_binding,
+    member_of,
+)
 
 if TYPE_CHECKING:
     from mqtt_nats.delivery.durable import DurableDelivery
@@ -33,6 +40,7 @@ class Setup:
         self.live = FakeSessions(self.services, position=50)
         self.waiting: set[DurableDelivery] = set()
         self.followed: dict[str, int] = {}
+        self.delivery = FakeDelivery(cast("Any", self.services))
 
     def session(self, name: str, *, live: bool = True, waiting: int = 0) -> ReaderSession:
         member = member_of(self.services, name, "a")
@@ -55,6 +63,9 @@ class Setup:
         members = [self.session(name) for name in names]
         for member in members:
             cast("FakeReaderSide", member.side).position_writer = cast("PositionWriter", FakePositionWriter())
+            cast("Any", member.client).delivery = self.delivery
+            for one in member.side.bindings.values():
+                one.lie_dormant()
         return members
 
     async def follow(self) -> dict[str, int]:
@@ -211,9 +222,9 @@ async def test_consumers_follow_positions_that_have_moved(setup: Setup) -> None:
 async def test_consumers_need_not_follow(setup: Setup, why: str) -> None:
     """Nobody but nats-server's listener takes a session over by its consumers, and old ones cannot be set."""
     setup.positioned("one")
-    setup.live.listener, setup.live.resets = why != "no listener", why == "no listener"
+    setup.live.listener, setup.delivery.resets = why != "no listener", why == "no listener"
     assert await setup.follow() == {}
-    setup.live.listener = setup.live.resets = True
+    setup.live.listener = setup.delivery.resets = True
     assert await setup.follow() == {"one": 1}
 
 
@@ -234,6 +245,32 @@ async def test_whose_consumers_do_not_follow(setup: Setup, why: str) -> None:
     if why == "stalled":
         side.change(DeliveryEvent.READS_AGAIN)
     assert await setup.follow() == {"one": 1}
+
+
+async def test_a_message_whose_pubrel_is_owed_is_not_passed(setup: Setup) -> None:
+    """The position has that PUBREL, and nats-server's listener finds no record of it: the message has to come again."""
+    one, two = setup.positioned("one", "two")
+    for member in (one, two):
+        ledger(member).reach(20)
+    ledger(one).add_pending(15, 2)
+    ledger(one).released[7] = 12
+    ledger(two).add_pending(15, 2)
+    ledger(two).released[7] = 18
+    assert await setup.follow() == {"one": 12, "two": 15}
+    del ledger(one).released[7]
+    assert await setup.follow() == {"one": 15}
+
+
+async def test_sessions_without_consumers_take_no_turn(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that have some would wait for them; one consumer is enough."""
+    monkeypatch.setattr(session_checks, "FOLLOWED_MOST", 2)
+    members = setup.positioned("one", "two", "three", "four")
+    for member in members[:2]:
+        for binding in member.side.bindings.values():
+            binding.remove()
+    members[2].side.bindings["gone"] = live_binding("gone")
+    assert await setup.follow() == {"three": 1, "four": 1}
+    assert members[0].show(1), "it is set once it has consumers"
 
 
 async def test_consumers_follow_in_turns(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:

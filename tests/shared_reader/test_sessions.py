@@ -254,6 +254,16 @@ async def test_how_far_a_session_is(setup: Setup) -> None:
     assert (setup.live.reached(as_side(side)), side.state) == (10, DeliveryState.LIVE)
 
 
+async def test_a_session_that_no_reader_serves_is_at_its_position(setup: Setup) -> None:
+    """Its client does not read: what the shared reader has passed meanwhile was not given to the session."""
+    _, side = setup.session("a")
+    setup.live.reader.position = 20
+    side.change(DeliveryEvent.STOPS_READING)
+    assert setup.live.reached(as_side(side)) == 10
+    side.position_writer = None
+    assert setup.live.reached(as_side(side)) == 0
+
+
 @pytest.mark.parametrize(("backlog", "most"), [(None, QUEUE_MOST), (3, 3), (10 * QUEUE_MOST, QUEUE_MOST)])
 def test_how_many_messages_wait_for_a_session(backlog: int | None, most: int) -> None:
     async def made() -> int:
@@ -481,6 +491,8 @@ async def test_consumers_of_a_session_that_goes_on(
     if left:
         keeper(side).present.add("hash_n")
     setup.live.go_on(member.client, as_side(side))
+    assert (client.fake_jobs, setup.services.stream.consumers) == ([], 0), "a client that reads again goes on, too"
+    setup.live.settle_consumers(member.client, as_side(side))
     if counted > 0:
         assert setup.services.stream.consumers == counted
     assert len(client.fake_jobs) == bool(done)
@@ -493,6 +505,37 @@ async def test_consumers_of_a_session_that_goes_on(
         assert keeper(side).present >= {"hash_n"}
     setup.live.forget(member.client)
     await setup.services.tasks.fake_settle()
+
+
+@pytest.mark.parametrize("why", ["no subscriptions", "no position"])
+async def test_a_session_that_needs_no_consumers(consumers: Consumers, why: str) -> None:
+    setup = Setup()
+    member, side = setup.session("a", served=False)
+    record_of(member, consumerless=False)
+    if why == "no subscriptions":
+        side.bindings.clear()
+    else:
+        side.position_writer = None
+    setup.live.settle_consumers(member.client, as_side(side))
+    assert cast("FakeClient", member.client).fake_jobs == []
+    assert list(setup.live.renewals.due(setup.services.clock.now + DORMANT_RENEWAL_S + 1)) == []
+
+
+@pytest.mark.parametrize("consumerless", [True, False])
+async def test_consumers_of_a_first_connection_are_renewed(monkeypatch: pytest.MonkeyPatch, consumerless: bool) -> None:
+    """It may last for longer than the consumers live unused; no resume has noted the session."""
+
+    async def subscribe(*_: object) -> list[object]:
+        return []
+
+    monkeypatch.setattr(live_sessions, "subscribe", subscribe)
+    setup = Setup()
+    member, _ = setup.session("a", served=False)
+    record_of(member, consumerless=consumerless)
+    await setup.live.subscribe(member.client, 8, list)
+    due = setup.services.clock.now + DORMANT_RENEWAL_S
+    assert list(setup.live.renewals.due(due - 1)) == []
+    assert list(setup.live.renewals.due(due + 1)) == ([] if consumerless else [member.client])
 
 
 @pytest.mark.parametrize(("why", "done"), [("moved", ["store_position_name"]), ("stalled", []), ("left", [])])
