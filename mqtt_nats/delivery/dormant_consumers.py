@@ -164,6 +164,14 @@ async def create_dormant(client: Receiver, side: DurableDelivery) -> bool:
 
 
 async def _check(client: Receiver, side: DurableDelivery, one: ConsumerBinding, threshold: int) -> None:
+    """Put a consumer right, or create it; one for which JetStream does not do it stays until the next resume."""
+    try:
+        await _put_right(client, side, one, threshold)
+    except (ApiError, NoResponders, RequestTimeout) as error:
+        log.debug("consumer %s: %s", one.consumer.durable_name, error)
+
+
+async def _put_right(client: Receiver, side: DurableDelivery, one: ConsumerBinding, threshold: int) -> None:
     inbox, name = client.services.nats.inbox, one.consumer.durable_name
     if not client.alive or side.bindings.get(name) is not one:
         return  # the subscription has ended meanwhile

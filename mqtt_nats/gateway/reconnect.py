@@ -17,7 +17,6 @@ from mqtt_nats.delivery.resume import write_changed_record
 from mqtt_nats.sessions.groups.subscribe import recover_inboxes
 from mqtt_nats.sessions.takeover import still_owner
 from mqtt_nats.transport.connection import Hold
-from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.messages import STREAM as MESSAGES
 
 if TYPE_CHECKING:
@@ -66,10 +65,7 @@ def register(account: Account, live: SharedReaderSessions) -> None:
 async def _mend(client: Client, side: DurableDelivery) -> None:
     """Create the deleted consumers of a session again; those that JetStream refuses are created at the next resume."""
     side.end_repair()
-    try:
-        await check_dormant(client, side)
-    except (ApiError, NoResponders, RequestTimeout) as error:
-        log.debug("%s: its dormant consumers stay as they are: %s", client, error)
+    await check_dormant(client, side)
     await write_changed_record(client, side)
 
 
