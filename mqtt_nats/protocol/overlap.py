@@ -86,12 +86,18 @@ class Overlap(Generic[T]):
             if start <= sequence and not (own and one.no_local) and _reaches(one, sequence)
         ]
 
-    def extras(self, subject: str, sequence: int, own: bool) -> tuple[list[int], bool]:
-        """Return the identifiers of all matching subscriptions, and whether RETAIN stays as published (5.0)."""
+    def extras(self, subject: str, sequence: int, own: bool, *, pending: bool = False) -> tuple[list[int], bool]:
+        """Return the identifiers of all matching subscriptions, and whether RETAIN stays as published (5.0).
+
+        Args:
+            pending: the message was pending at the resume. Subscriptions that begin later count, too: an import of the
+                position moves the begin of a subscription behind what its consumer has delivered.
+        """
         identifiers: list[int] = []
         kept = False
         for start, _, _, source in self._match(subject):
-            if start <= sequence and not (own and source.no_local) and _reaches(source, sequence):
+            begun = pending or start <= sequence
+            if begun and not (own and source.no_local) and _reaches(source, sequence):
                 kept = kept or source.kept
                 if source.identifier is not None:
                     identifiers.append(source.identifier)

@@ -198,7 +198,8 @@ class SessionConsumers:
         if not options:
             return b"", False
         own = message.sender == client.client_id
-        identifiers, kept = self.overlap.extras(message.subject, delivery.sequence, own)
+        pending = delivery.source is self.past
+        identifiers, kept = self.overlap.extras(message.subject, delivery.sequence, own, pending=pending)
         topic = subject_to_topic(message.subject)
         for found, wanted in options.items():  # subscriptions at QoS 0 have no consumer, so `overlap` lacks them
             if not client.filters[found] and not (own and wanted.no_local) and matches(found.text, topic):

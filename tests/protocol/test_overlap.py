@@ -179,6 +179,7 @@ def test_own_messages_pass_by_subscriptions_with_no_local() -> None:
     assert overlap.extras("a.b", 9, False) == ([1, 2], True)
     assert overlap.extras("a.b", 9, True) == ([2], True)
     assert overlap.extras("a.b", 4, False) == ([1], False), "the second subscription began later"
+    assert overlap.extras("a.b", 4, False, pending=True) == ([1, 2], True), "an import may have moved its begin"
 
 
 def test_a_subscription_whose_place_qos_0_has_taken() -> None:
