@@ -29,7 +29,7 @@ from mqtt_nats.sessions.record import claimed, save_record, stored_part
 from mqtt_nats.sessions.session import State
 from mqtt_nats.transport.connection import CLOCK_STEP
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
-from mqtt_streams.consumers import ConsumerNotFound, ConsumerRef, backstop, update_consumer
+from mqtt_streams.consumers import NOT_CHANGED, ConsumerRef, backstop, update_consumer
 from mqtt_streams.hashing import registered_as
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.qos2 import held_up_to
@@ -134,7 +134,7 @@ async def renew_backstops(side: DurableDelivery) -> None:
 async def _renew(side: DurableDelivery, consumer: ConsumerRef) -> None:
     try:
         await update_consumer(side.client.services.nats.inbox, MESSAGES, consumer)
-    except (ApiError, ConsumerNotFound, NoResponders, RequestTimeout) as error:
+    except NOT_CHANGED as error:
         log.debug("consumer %s: %s", consumer.durable_name, error)  # it is put right when the session is resumed
 
 

@@ -21,7 +21,7 @@ from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.protocol.overlap import patterns_meet
 from mqtt_nats.sessions.consumer_binding import Came, ConsumerBinding
 from mqtt_nats.sessions.message_stream import Mark
-from mqtt_nats.sessions.pubrel_consumer import attach_pubrels
+from mqtt_nats.sessions.pubrel_consumer import try_to_attach_pubrels
 from mqtt_nats.sessions.record import claimed, save_record
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.consumers import ConsumerRef, backstop, create_consumer
@@ -67,7 +67,7 @@ async def grant(
     if not in_records:
         client.services.stream.count_consumers(new)
         if any(wish.qos == 2 for wish in others.values()) and not side.has_pubrels:
-            await _attach_pubrels(client, side)
+            await try_to_attach_pubrels(side)
     put = partial(_put, side, others, replays, _Starts(side, position), came, in_records=in_records)
     if not new:
         put()
@@ -78,17 +78,6 @@ async def grant(
     added = await client.delivery.feed.subscribe(client, position, put)
     if not in_records:
         await _create_dormant(client, added)
-
-
-async def _attach_pubrels(client: Client, side: DurableDelivery) -> None:
-    """Attach the consumer of PUBREL records, before the record is written: nats-server's listener finds it there.
-
-    Where JetStream refuses it, the session goes on: the position has the owed PUBRELs.
-    """
-    try:
-        await retry_until_answered(client, partial(attach_pubrels, side))
-    except ApiError as error:
-        log_failure(log, logging.DEBUG, "subscribe", "%s: no consumer of PUBREL records: %s", client, error)
 
 
 def _new_keys(client: Client, wanted: dict[str, Wish]) -> Iterator[str]:

@@ -230,9 +230,11 @@ async def finish_lowering(client: Client, lowering: list[Lowering]) -> None:
     await retry_until_answered(client, partial(client.services.nodes.fence_filters, client.filters))
     for one in lowering:
         one.let_go()  # before the messages that stand behind these
-    await save_record(client, client.epoch)
-    for binding in bindings:
-        watch(side, binding)
+    try:
+        await save_record(client, client.epoch)
+    finally:  # also where the record is refused: gates and later subscriptions wait for the lowered ones
+        for binding in bindings:
+            watch(side, binding)
 
 
 def raises(client: Client, wanted: dict[str, Wish]) -> bool:

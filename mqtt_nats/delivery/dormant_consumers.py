@@ -21,6 +21,7 @@ from mqtt_nats.sessions.pubrel_consumer import create_again
 from mqtt_nats.sessions.record import claimed
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
 from mqtt_streams.consumers import (
+    NOT_CHANGED,
     ConsumerExists,
     ConsumerNotFound,
     ConsumerRef,
@@ -123,7 +124,7 @@ async def renew_dormant(client: Receiver, side: DurableDelivery) -> None:
             one.reconfigure(replace(one.consumer, inactive_threshold=other))
             try:
                 await update_consumer(client.services.nats.inbox, MESSAGES, one.consumer)
-            except (ApiError, ConsumerNotFound, NoResponders, RequestTimeout) as error:
+            except NOT_CHANGED as error:
                 log.debug("consumer %s: %s", one.consumer.durable_name, error)  # created again when it is needed
 
 
@@ -167,7 +168,7 @@ async def _check(client: Receiver, side: DurableDelivery, one: ConsumerBinding, 
     """Put a consumer right, or create it; one for which JetStream does not do it stays until the next resume."""
     try:
         await _put_right(client, side, one, threshold)
-    except (ApiError, NoResponders, RequestTimeout) as error:
+    except NOT_CHANGED as error:
         log.debug("consumer %s: %s", one.consumer.durable_name, error)
 
 

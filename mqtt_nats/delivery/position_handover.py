@@ -41,8 +41,8 @@ FAREWELL: Final = 2.0
 CONSUMERS_SET_AT_ONCE: Final = 64
 """Sessions whose consumers are set at the same time; the bound keeps the answers of nats-server fast."""
 
-UNSENT_NAMED_MOST: Final = 5000
-"""Most unsent messages that a position names: more than wait for a session that falls behind.
+UNSENT_NAMED_MOST: Final = 15_000
+"""Most unsent messages that a position names: more than wait for a session after its handover to the shared reader.
 
 A message that is not named has DUP when it comes again, and is sent without regard to the window."""
 

@@ -13,10 +13,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.batch import parts
+from mqtt_nats.delivery.draining import note_read
 from mqtt_nats.delivery.position_import import import_position
 from mqtt_nats.delivery.position_writer import PositionWriter
 from mqtt_nats.protocol.ack_tokens import OWED, TAKEN
 from mqtt_nats.protocol.durable_sender import ID_SPACE, SEQUENCE_EVER
+from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.sessions.record import claimed
 from mqtt_nats.sessions.takeover import still_owner
 from mqtt_streams import stored
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
     from mqtt_nats.delivery.durable import DurableDelivery
     from mqtt_nats.delivery.receiver import Receiver
     from mqtt_nats.messages.message import Stored
-    from mqtt_nats.protocol.inflight import SubscriptionState
     from mqtt_streams.positions import Position
     from mqtt_streams.sessions import V5, Draining, SessionRecord
 
@@ -261,13 +262,16 @@ async def fetch_in_flight(client: Receiver, side: DurableDelivery) -> None:
                     machine.suspect(sequence, sequence)
                 position_writer.ledger.done(sequence)
             else:
+                if client.gates:
+                    note_read(side, message, sequence)  # core NATS may have brought its copy, which waits in a gate
                 source = side.past
                 if sequence in unsent:
-                    source = _behind_replay(side, sequence, message) or source
+                    source = _kept_back(side, sequence, message) or source
                 machine.arrived(source, sequence, 2, TAKEN + b"%d" % sequence, message, qos)
 
 
-def _behind_replay(side: DurableDelivery, sequence: int, message: Stored) -> SubscriptionState | None:
-    """Return a message's subscription if its retained messages are still being sent: they come first."""
+def _kept_back(side: DurableDelivery, sequence: int, message: Stored) -> SubscriptionState | None:
+    """Return a message's subscription if others come first: retained messages, or older ones at QoS 0."""
     owner, _ = side.overlap.owner(message.subject, sequence)
-    return owner.source if owner is not None and owner.source.replaying else None
+    held = owner is not None and owner.source.held % SubscriptionState.RETURNING  # the caller drops `RETURNING`
+    return owner.source if owner is not None and held else None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from mqtt_nats.backbone.retry import retry_until_answered
 from mqtt_nats.codec import QuotaExceeded
 from mqtt_nats.delivery.backlog_limit import limit_backlog
-from mqtt_nats.delivery.draining import meeting, release_waiting, still_draining, watch
+from mqtt_nats.delivery.draining import meeting, still_draining, watch
 from mqtt_nats.delivery.position_recovery import (
     continue_in_stream,
     end_suspicion,
@@ -32,7 +32,7 @@ from mqtt_nats.sessions.groups.ended_shares import resend_unacknowledged
 from mqtt_nats.sessions.groups.subscribe import acknowledged as ask_again
 from mqtt_nats.sessions.groups.subscribe import begin_shared, rejoin_shared, resend
 from mqtt_nats.sessions.guard import denied_subscriptions
-from mqtt_nats.sessions.pubrel_consumer import attach_pubrels
+from mqtt_nats.sessions.pubrel_consumer import attach_pubrels, try_to_attach_pubrels
 from mqtt_nats.sessions.record import claimed
 from mqtt_nats.sessions.unrecorded import save_when_room
 from mqtt_nats.transport.turns import ITEMS_PER_STEP
@@ -66,7 +66,7 @@ class Resubscribed(NamedTuple):
     """A session's subscriptions in core NATS.
 
     `denied`: filters that the rules deny, shared ones included. `members`: those of shared subscriptions that take
-    part. `gates`: for messages at QoS 0 of lowered subscriptions, whose consumers may still bring older messages.
+    part. `gates`: for messages at QoS 0 of lowered subscriptions, of which readers may still bring older messages.
     """
 
     denied: set[str]
@@ -146,8 +146,10 @@ async def resume(
     shares = {text for text in denied if text.startswith(SHARED)}
     if shares:
         await withdraw(shares)
-    if owed or assignments or v5.replay:
+    if owed:
         await attach_pubrels(side)
+    elif assignments or v5.replay:
+        await try_to_attach_pubrels(side)
     unfinished = await _add_subscriptions(client, side)
     lowered, done = _add_lowered(client, side, gates)
     for gate in gates:
@@ -199,10 +201,7 @@ async def _start(
     for identifier in given_up:
         machine.ask(identifier)
     for binding in lowered:
-        if not binding.drained:
-            watch(side, binding)
-        else:
-            release_waiting(side, binding)
+        watch(side, binding)
     ask_again(client)
     for replay in unfinished:
         if replay.source is None:  # denied

@@ -91,6 +91,8 @@ class ConsumerBinding:
     def catch_up_to(self, since: int) -> None:
         """Take the messages after stream sequence ``since`` from the shared reader: those before have come."""
         self.since = max(self.since, since)
+        if since >= self.resent:
+            self.resent = 0
 
     def pass_over(self, sent: int, until: int) -> None:
         """Take no message up to stream sequence ``until`` from readers; those up to ``sent`` may have been sent."""

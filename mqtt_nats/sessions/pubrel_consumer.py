@@ -13,8 +13,11 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from mqtt_nats.backbone.retry import retry_until_answered
+from mqtt_nats.base.logs import log_failure
 from mqtt_nats.sessions.paused_consumers import resume
 from mqtt_streams.api import ApiError
 from mqtt_streams.consumers import (
@@ -177,8 +180,25 @@ async def attach_pubrels(side: SessionConsumers) -> None:
             side.listen_for_pubrels(sid)
         await send_again(services, OUT, consumer, lambda: side.pubrels_come)
     elif not known:
-        await create_again(services.nats.inbox, OUT, consumer)  # of the name that the former session's had
+        try:
+            await create_again(services.nats.inbox, OUT, consumer)  # of the name that the former session's had
+        except BaseException:  # without the consumer JetStream keeps no record: who stores the first one tries again
+            services.nats.link.unsubscribe_raw(side.pubrel_sid)
+            side.listen_for_pubrels(b"")
+            raise
     services.registry.attached[consumer.durable_name] = client
     if client.record is not None and client.record.pubrel != consumer:
         client.record.deliver_pubrels_by(consumer)  # nats-server's listener looks for the consumer there
         side.change_record()
+
+
+async def try_to_attach_pubrels(side: SessionConsumers) -> None:
+    """Attach the consumer of PUBREL records before there is one; the session goes on where JetStream refuses it.
+
+    nats-server's listener finds it in the session's record.
+    """
+    client = side.session
+    try:
+        await retry_until_answered(client, partial(attach_pubrels, side))
+    except ApiError as error:
+        log_failure(log, logging.DEBUG, "subscribe", "%s: no consumer of PUBREL records: %s", client, error)

@@ -82,10 +82,10 @@ def _renew(live: SharedReaderSessions, now: float) -> None:
     for client in live.renewals.due(now):
         with _checking(client):
             side = client.durable_side
-            if side is None or not side.live:
+            if side is None:
                 continue
             live.renewals.put(client, now + DORMANT_RENEWAL_S)
-            if renewed >= RENEWED_MOST or client.busy:
+            if not side.live or renewed >= RENEWED_MOST or client.busy:
                 live.renewals.put(client, now)
                 continue
             renewed += 1

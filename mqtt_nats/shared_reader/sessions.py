@@ -28,7 +28,7 @@ from mqtt_nats.shared_reader.new_subscriptions import let_go, subscribe
 from mqtt_nats.shared_reader.reader import SharedReader
 from mqtt_nats.shared_reader.reader_session import ReaderHandover, ReaderSession
 from mqtt_nats.transport.turns import TimingWheel
-from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
+from mqtt_streams.consumers import NOT_CHANGED
 from mqtt_streams.sessions import Conflict
 
 if TYPE_CHECKING:
@@ -308,7 +308,7 @@ class SharedReaderSessions(SharedFeed):
                 await remove_dormant(client, side)
             else:
                 position_writer.end_if_moved()
-        except (ApiError, NoResponders, RequestTimeout) as error:
+        except NOT_CHANGED as error:
             log.debug("%s: its dormant consumers stay as they are: %s", client, error)
         except Conflict:
             client.taken_over()

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from mqtt_streams.api import ApiError, JetStream, RequestTimeout, bounded_ack_pending, call
+from mqtt_streams.api import ApiError, JetStream, NoResponders, RequestTimeout, bounded_ack_pending, call
 from mqtt_streams.error_codes import CONSUMER_EXISTS, CONSUMER_GONE, CONSUMER_NAME_EXISTS, CONSUMER_NOT_FOUND
 from mqtt_streams.stored import rfc3339, time_ns
 from mqtt_streams.subjects import subject_to_filter
@@ -41,6 +41,10 @@ class ConsumerExists(Exception):
 
 class ConsumerNotFound(Exception):
     """No consumer with this name exists."""
+
+
+NOT_CHANGED: Final = (ApiError, ConsumerExists, ConsumerNotFound, DeliverSubjectBusy, NoResponders, RequestTimeout)
+"""Reasons for which a consumer stays as it is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,12 +157,20 @@ async def live(client: NatsClient, client_id: str, count: int = 1, *, own: bool 
     return found[-1]
 
 
+async def all_consumers(js: JetStreamContext, stream: str) -> list[ConsumerInfo]:
+    """The consumers of a stream: JetStream lists 256 of them at a time."""
+    found: list[ConsumerInfo] = []
+    while some := await js.consumers_info(stream, offset=len(found)):
+        found += some
+    return found
+
+
 async def settled(js: JetStreamContext, client_id: str, *, inflight: int = 0, owed: int = 0) -> None:
     """Wait until JetStream has this many messages of a session in flight, and this many PUBRELs owed to it."""
     key = name_hash(client_id)
 
     async def reached() -> None:
-        infos = [one for one in await js.consumers_info("$MQTT_msgs") if one.name.startswith(f"{key}_")]
+        infos = [one for one in await all_consumers(js, "$MQTT_msgs") if one.name.startswith(f"{key}_")]
         at = await position(js, client_id)
         record = orjson.loads((await js.get_last_msg("$MQTT_sess", f"$MQTT.sess.{key}")).data or b"{}")
         if at.id != record.get("v5", {}).get("pos"):  # of a session before this one
@@ -194,7 +202,7 @@ class Stored:
 
     async def consumers(self, stream: str, prefix: str = "") -> list[str]:
         """Names of consumers."""
-        return [one.name for one in await self.js.consumers_info(stream) if one.name.startswith(prefix)]
+        return [one.name for one in await all_consumers(self.js, stream) if one.name.startswith(prefix)]
 
     async def traces(self, client_id: str) -> dict[str, Any]:
         """Everything that a session has in JetStream, by stream; what is empty is left out."""
@@ -219,7 +227,7 @@ class Stored:
     async def session_consumers(self, client_id: str) -> list[ConsumerInfo]:
         """The consumers of a session's subscriptions."""
         prefix = f"{name_hash(client_id)}_"
-        return [one for one in await self.js.consumers_info("$MQTT_msgs") if one.name.startswith(prefix)]
+        return [one for one in await all_consumers(self.js, "$MQTT_msgs") if one.name.startswith(prefix)]
 
     async def live(self, client_id: str, count: int = 1, *, own: bool = False) -> Position:
         """As :func:`live`."""
