@@ -21,6 +21,7 @@ from mqtt_nats.protocol.transient_sender import TransientSender
 from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.consumers import BACKSTOP_S, ConsumerRef
+from mqtt_streams.error_codes import CONSUMER_ALREADY_EXISTS, CONSUMER_NAME_EXISTS
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.timers import EXPIRY, timer_subject
 from mqtt_streams.wills import StoredWill
@@ -232,7 +233,15 @@ async def test_consumers_live_as_long_as_the_session() -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [NoResponders("a test"), RequestTimeout("a test"), ApiError(503, 10008, "a test"), None]
+    "error",
+    [
+        NoResponders("a test"),
+        RequestTimeout("a test"),
+        ApiError(503, 10008, "a test"),
+        ApiError(400, CONSUMER_NAME_EXISTS, "its deliver subject is busy"),
+        ApiError(400, CONSUMER_ALREADY_EXISTS, "a test"),
+        None,
+    ],
 )
 async def test_a_consumer_that_is_not_changed_does_not_concern_the_client(
     error: Exception | None, caplog: pytest.LogCaptureFixture

@@ -255,6 +255,30 @@ async def test_a_subscription_is_lowered_step_by_step(monkeypatch: pytest.Monkey
     assert gate.users == 2, "messages of core NATS wait for both consumers"
 
 
+async def test_a_lowered_subscription_is_watched_although_its_record_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Gates and later subscriptions wait until it has no message left."""
+    client = FakeChanging()
+    await client.fake_subscribe("a/#", 2)
+    bindings = list(client.fake_side.bindings.values())
+    watched: list[object] = []
+    monkeypatch.setattr(changing, "watch", lambda side, binding: watched.append(binding))
+    one = await lowered(client, "a/#")
+    await begin_lowering(as_changing(client), [one])
+    client.join("a/#", 0)
+
+    def refuse(subject: str) -> None:
+        if subject.startswith("$MQTT.sess."):
+            raise ApiError(503, 10077, "no space left on device")
+
+    client.services.fake_inbox.before = refuse
+    with pytest.raises(ApiError, match="no space left"):
+        await finish_lowering(as_changing(client), [one])
+    assert len(bindings) == 2
+    assert watched == bindings
+
+
 async def test_without_a_subscription_to_lower_nothing_is_asked() -> None:
     client = FakeChanging()
     await begin_lowering(as_changing(client), [])

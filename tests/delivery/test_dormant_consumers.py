@@ -25,6 +25,7 @@ from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_nats.sessions.record import claimed
 from mqtt_streams.api import ApiError, NoResponders
 from mqtt_streams.consumers import ConsumerExists, ConsumerRef, backstop, describe
+from mqtt_streams.error_codes import CONSUMER_ALREADY_EXISTS, CONSUMER_NAME_EXISTS
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.messages import subscription_consumer
 from mqtt_streams.sessions import V5
@@ -32,6 +33,9 @@ from tests.delivery.fakes import FakeDeliveryServices, FakePositionWriter, FakeR
 from tests.sessions.fakes import v5_of
 
 THRESHOLD = backstop(60)
+
+IN_USE = [ApiError(400, CONSUMER_NAME_EXISTS, "in use"), ApiError(400, CONSUMER_ALREADY_EXISTS, "exists")]
+"""Refusals of a change: `DeliverSubjectBusy` and `ConsumerExists`."""
 
 
 class Bench:
@@ -154,9 +158,10 @@ async def test_consumers_that_never_expire_need_no_renewal() -> None:
     assert bench.requests() == []
 
 
-async def test_a_renewal_that_fails_does_not_keep_others_from_theirs() -> None:
+@pytest.mark.parametrize("error", [ApiError(404, 10014, "consumer not found"), *IN_USE])
+async def test_a_renewal_that_fails_does_not_keep_others_from_theirs(error: ApiError) -> None:
     bench = Bench("a", "b")
-    fail(bench, "hash_a", ApiError(404, 10014, "consumer not found"))
+    fail(bench, "hash_a", error)
     await renew_dormant(bench.client, bench.side)
     assert bench.config("b")["inactive_threshold"] == THRESHOLD + RENEWED_NS
 
@@ -261,12 +266,31 @@ async def test_a_consumer_that_cannot_be_set_is_made_again(setting: str, value: 
     assert (list(bench.attached), bench.side.kept) == (["hash_a"], True)
 
 
-@pytest.mark.parametrize("refused", ["DELETE", "CREATE"])
-async def test_a_consumer_that_is_not_made_again_stays_attached(refused: str) -> None:
+@pytest.mark.parametrize("error", IN_USE)
+async def test_a_consumer_that_is_not_put_right_does_not_keep_others_from_it(error: ApiError) -> None:
+    bench = Bench("a", "b")
+    named = bench.cons["a"]
+    for name in "ab":
+        bench.change(name, ack_wait=1)
+    fail(bench, "CREATE.$MQTT_msgs.hash_a", error)
+    await check_dormant(bench.client, bench.side)
+    assert [bench.config(name)["ack_wait"] for name in "ab"] == [1, bench.cons["b"].ack_wait]
+    assert (bench.cons["a"], bench.binding("a").consumer) == (named, named)
+
+
+@pytest.mark.parametrize(
+    ("refused", "error"),
+    [
+        ("DELETE", NoResponders("no leader")),
+        ("CREATE", NoResponders("no leader")),
+        ("CREATE", ApiError(400, CONSUMER_ALREADY_EXISTS, "exists")),
+    ],
+)
+async def test_a_consumer_that_is_not_made_again_stays_attached(refused: str, error: Exception) -> None:
     """Its loss is noticed later."""
     bench = Bench("a")
     bench.change("a", opt_start_seq=None)
-    fail(bench, refused, NoResponders("no leader"))
+    fail(bench, refused, error)
     await check_dormant(bench.client, bench.side)
     assert list(bench.attached) == ["hash_a"]
 

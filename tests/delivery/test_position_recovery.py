@@ -22,11 +22,14 @@ from mqtt_nats.delivery.position_recovery import (
 from mqtt_nats.delivery.position_writer import NO_POSITION, PositionWriter
 from mqtt_nats.delivery.receiver import SharedFeed
 from mqtt_nats.delivery.states import DeliveryEvent, DeliveryState
+from mqtt_nats.messages.message import Message
 from mqtt_nats.messages.terms import TERMS
 from mqtt_nats.protocol.ack_tokens import TAKEN
 from mqtt_nats.protocol.durable_sender import DurableSender, packet_id
 from mqtt_nats.protocol.inflight import Delivery, SubscriptionState
 from mqtt_nats.protocol.position import SessionPosition
+from mqtt_nats.pubsub.backlog import Gate
+from mqtt_nats.pubsub.routing_table import Choice, Filter
 from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_streams.api import ApiError, RequestTimeout
 from mqtt_streams.consumers import backstop
@@ -161,6 +164,71 @@ async def test_a_message_in_flight_waits_behind_retained_ones(replaying: bool, u
     assert (ports.sent == []) is (replaying and unsent)
     machine.drop_hold(source)
     assert len(ports.sent) == 1
+
+
+BEHIND, RETURNING = SubscriptionState.BEHIND, SubscriptionState.RETURNING
+
+
+@pytest.mark.parametrize(
+    ("reasons", "unsent", "waits"),
+    [
+        ([BEHIND], True, True),
+        ([BEHIND, RETURNING], True, True),
+        ([RETURNING], True, False),
+        ([BEHIND], False, False),
+    ],
+    ids=["behind another", "behind another, and returning", "returning", "sent before"],
+)
+async def test_a_message_in_flight_waits_behind_another_subscription(
+    reasons: list[int], unsent: bool, waits: bool
+) -> None:
+    """Older messages at QoS 0 come first, if it was not sent. That the session returns keeps it back no longer."""
+    ledger, services = SessionPosition(), FakeDeliveryServices()
+    (sequence,) = stored(services, "a")
+    ledger.add_pending(sequence, 1)
+    machine = DurableSender(10, ports := Ports(ledger))
+    machine.not_sent([sequence] if unsent else [])
+    source = SubscriptionState(1, 1)
+    for reason in reasons:
+        source.hold(reason)
+    machine.sources.append(source)
+    side: Any = Side(machine, position_writer=FakePositionWriter(ledger=ledger))
+    consumer = subscription_consumer("hash", "a", name_nuid="a", deliver_nuid="d", max_ack_pending=9, start_seq=1)
+    side.overlap.add("a", ConsumerBinding("a", consumer, source), source)
+    await fetch_in_flight(as_client(FakeReceiver(services)), side)
+    assert [one.sequence for one in source.backlog] == ([sequence] if waits else [])
+    assert [one.source for one in machine.queued] == [source if waits else side.past]
+    machine.start()
+    assert (ports.sent == []) is waits
+    for reason in reasons:
+        machine.drop_hold(source, reason)
+    assert ports.sent == [(sequence, 1, not unsent)]
+
+
+@pytest.mark.sources
+async def test_a_message_in_flight_discards_its_copy_in_a_gate() -> None:
+    """Core NATS has brought it for the subscription at QoS 0 that has replaced its own."""
+    ledger, services = SessionPosition(), FakeDeliveryServices()
+    headers = b"NATS/1.0\r\nNmqtt-Pub:1\r\nNmqtt-Id:one\r\n\r\n"
+    sequence = services.fake_inbox.put("$MQTT.msgs.a", b"", headers)
+    ledger.add_pending(sequence, 1)
+    machine = DurableSender(10, ports := Ports(ledger))
+    found = cast("Filter", object())
+    gate = Gate(found, 1000)
+    for known in (b"one", b"two"):
+        gate.keep_back(Choice(found, 0, b"", kept=False), Message(b"\0\1a", b"", 1, ""), known)
+    source = SubscriptionState(1, 1, end=sequence, whole=True)
+    consumer = subscription_consumer("hash", "a", name_nuid="a", deliver_nuid="d", max_ack_pending=9, start_seq=1)
+    binding = ConsumerBinding("a", consumer, source)
+    binding.lowered([gate])
+    side: Any = Side(machine, position_writer=FakePositionWriter(ledger=ledger))
+    side.overlap.add("a", binding, source)
+    side.client = client = FakeReceiver(services)
+    client.gates = {found: gate}
+    await fetch_in_flight(as_client(client), side)
+    assert list(gate.waiting) == [b"two"]
+    machine.start()
+    assert ports.sent == [(sequence, 1, True)]
 
 
 async def test_one_request_fails_while_others_are_under_way() -> None:

@@ -12,16 +12,20 @@ from mqtt_nats.codec import QuotaExceeded
 from mqtt_nats.delivery import resume as resuming
 from mqtt_nats.delivery.durable import DurableDelivery
 from mqtt_nats.delivery.position_writer import PositionWriter
-from mqtt_nats.delivery.resume import keep_taken, recover, write_changed_record
+from mqtt_nats.delivery.resume import Resubscribed, keep_taken, recover, resume, write_changed_record
 from mqtt_nats.delivery.states import DeliveryState
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.protocol.position import SessionPosition
 from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_streams.api import ApiError
 from mqtt_streams.consumers import ConsumerRef, backstop
+from mqtt_streams.error_codes import MAXIMUM_CONSUMERS
 from mqtt_streams.messages import subscription_consumer
 from mqtt_streams.positions import STREAM as POSITIONS
+from mqtt_streams.pubrel import CONSUMER_PREFIX, Owed
+from mqtt_streams.pubrel import STREAM as OUT
 from mqtt_streams.sessions import Conflict, Draining, SubscriptionOptions
+from mqtt_streams.shared import Assignment
 from tests.delivery.fakes import FakeDeliveryServices, FakePositionWriter, FakeReceiver, Side
 from tests.protocol.recorder import session
 from tests.sessions.fakes import as_client, v5_of
@@ -273,3 +277,86 @@ async def test_lowered_subscriptions_are_served_to_their_end() -> None:
     assert (binding.source.no_local, binding.source.is_served) == (True, True)
     assert binding.consumer.inactive_threshold == backstop(60)
     assert list(side.bindings) == ["lowered"]
+
+
+# -- the consumer of PUBREL records -------------------------------------------------------------------
+
+
+class Resuming:
+    """A session that is resumed while JetStream refuses to create its consumer of PUBREL records."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.client, self.side = resumed(a=1)
+        self.owed: list[Owed] = []
+        self.assignments: list[Assignment] = []
+        self.asked = 0
+        self.done: list[str] = []
+        streams = self.client.services.streams
+        self.client.services.fake_inbox.before = self._refuse
+        monkeypatch.setattr(streams.pubrels, "owed", self._owed)
+        monkeypatch.setattr(streams.groups, "assigned", self._assigned)
+        for name in ("restore_position", "write_changed_record", "resend", "_start"):
+            monkeypatch.setattr(resuming, name, self._step(name))
+
+    def _refuse(self, subject: str) -> None:
+        create = f"$JS.API.CONSUMER.DURABLE.CREATE.{OUT}.{CONSUMER_PREFIX}{self.client.hash}"
+        if subject == create and self.side.has_pubrels:  # there was none to move
+            self.asked += 1
+            raise ApiError(400, MAXIMUM_CONSUMERS, "maximum consumers limit reached")
+
+    async def _owed(self, client_hash: str) -> list[Owed]:
+        return self.owed
+
+    async def _assigned(self, client_hash: str) -> tuple[list[Assignment], None]:
+        return self.assignments, None
+
+    def _step(self, name: str) -> Any:
+        async def step(*given: object) -> None:
+            self.done.append(name)
+
+        return step
+
+    async def resume(self) -> None:
+        async def withdraw(filters: object) -> None:
+            pytest.fail("no subscription is denied")
+
+        await resume(self.client, self.side, Resubscribed(set(), [], []), withdraw)
+
+
+STEPS = ["restore_position", "write_changed_record", "resend", "_start"]
+
+
+@pytest.mark.sources
+@pytest.mark.parametrize(("assigned", "replays"), [(True, False), (False, True), (True, True)])
+async def test_a_session_to_which_no_pubrel_is_owed_goes_on_without_their_consumer(
+    monkeypatch: pytest.MonkeyPatch, assigned: bool, replays: bool
+) -> None:
+    """Messages that are assigned to it, or replayed, may need the consumer later: it is tried again then."""
+    setup = Resuming(monkeypatch)
+    setup.assignments = [Assignment(7, 1, 3, "$share/group/b")] if assigned else []
+    if replays:
+        v5_of(setup.client).replay["a"] = 3
+    await setup.resume()
+    assert (setup.asked, setup.done) == (1, STEPS)
+    assert not setup.side.has_pubrels
+    assert list(setup.side.bindings) == ["hash_a"]
+
+
+@pytest.mark.sources
+async def test_a_session_is_not_resumed_without_the_consumer_of_its_owed_pubrels(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its stored records come by it."""
+    setup = Resuming(monkeypatch)
+    setup.owed = [Owed(7, 1, 3)]
+    v5_of(setup.client).replay["a"] = 3
+    with pytest.raises(ApiError, match="maximum consumers"):
+        await setup.resume()
+    assert (setup.asked, setup.done) == (1, STEPS[:2])
+
+
+@pytest.mark.sources
+async def test_a_session_that_needs_no_consumer_of_pubrels_asks_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    setup = Resuming(monkeypatch)
+    await setup.resume()
+    assert (setup.asked, setup.done) == (0, STEPS)

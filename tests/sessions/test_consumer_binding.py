@@ -95,6 +95,16 @@ def test_a_place_is_never_set_back() -> None:
     assert (found.resent, found.since) == (4, 12)
 
 
+def test_messages_that_may_have_been_sent_are_given_until_readers_have_passed_them() -> None:
+    """The shared reader then brings only messages that nobody has sent."""
+    found = binding()
+    found.pass_over(5, 8)
+    found.catch_up_to(4)
+    assert (found.resent, found.since) == (5, 8)
+    found.catch_up_to(5)
+    assert (found.resent, found.since) == (0, 8)
+
+
 def test_a_consumer_is_removed_and_created_again() -> None:
     found = binding()
     found.remove()

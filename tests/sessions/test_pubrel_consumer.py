@@ -9,10 +9,17 @@ from dataclasses import replace
 import pytest
 
 from mqtt_nats.sessions import pubrel_consumer
-from mqtt_nats.sessions.pubrel_consumer import attach_pubrels, create_again, move, outdated, send_again
-from mqtt_streams.api import ApiError
+from mqtt_nats.sessions.pubrel_consumer import (
+    attach_pubrels,
+    create_again,
+    move,
+    outdated,
+    send_again,
+    try_to_attach_pubrels,
+)
+from mqtt_streams.api import ApiError, RequestTimeout
 from mqtt_streams.consumers import ConsumerInfo, ConsumerNotFound, ConsumerRef, DeliverSubjectBusy
-from mqtt_streams.error_codes import CONSUMER_CREATE_FAILED, CONSUMER_NAME_EXISTS
+from mqtt_streams.error_codes import CONSUMER_CREATE_FAILED, CONSUMER_NAME_EXISTS, MAXIMUM_CONSUMERS
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.pubrel import CONSUMER_PREFIX
 from mqtt_streams.pubrel import STREAM as OUT
@@ -44,6 +51,16 @@ class Setup:
             if subject.startswith("$JS.API.CONSUMER.DURABLE.CREATE.") and left:
                 left.pop()
                 raise ApiError(400, CONSUMER_NAME_EXISTS, "consumer name already in use")
+
+        self.services.fake_inbox.before = refuse
+
+    def refuse_pubrels(self, error: BaseException) -> None:
+        """The consumer of PUBRELs is not created; there was none to move."""
+        create = f"$JS.API.CONSUMER.DURABLE.CREATE.{OUT}.{CONSUMER_PREFIX}{self.client.hash}"
+
+        def refuse(subject: str) -> None:
+            if subject == create and self.side.has_pubrels:
+                raise error
 
         self.services.fake_inbox.before = refuse
 
@@ -201,6 +218,44 @@ async def test_the_consumer_of_pubrels_is_made_while_a_server_has_the_former_ses
     await attach_pubrels(as_side(setup.side))
     assert list(setup.services.fake_inbox.consumers[OUT]) == [name]
     assert f"$JS.API.CONSUMER.DELETE.{OUT}.{name}" in asked
+
+
+@pytest.mark.sources
+@pytest.mark.parametrize(
+    "error",
+    [
+        ApiError(400, MAXIMUM_CONSUMERS, "maximum consumers limit reached"),
+        RequestTimeout("a test"),
+        asyncio.CancelledError(),
+    ],
+    ids=["refused", "not answered", "cancelled"],
+)
+async def test_the_consumer_of_pubrels_that_is_not_created_is_not_attached(setup: Setup, error: BaseException) -> None:
+    """Whoever stores the first record tries again; JetStream keeps no record without the consumer."""
+    setup.refuse_pubrels(error)
+    with pytest.raises(type(error)):
+        await attach_pubrels(as_side(setup.side))
+    assert not setup.side.has_pubrels
+    assert list(setup.services.fake_link.fake_subjects.values()) == [
+        b"$MQTT.deliver.pubrel." + setup.client.hash.encode()
+    ]
+    assert setup.services.fake_link.handlers == {}, "nobody listens to its deliver subject"
+    assert (setup.services.registry.attached, setup.record.pubrel) == ({}, None)
+    setup.services.fake_inbox.before = lambda subject: None
+    await attach_pubrels(as_side(setup.side))
+    assert list(setup.services.fake_link.handlers) == [setup.side.pubrel_sid]
+    assert list(setup.services.fake_inbox.consumers[OUT]) == [CONSUMER_PREFIX + setup.client.hash]
+
+
+@pytest.mark.sources
+async def test_a_session_goes_on_without_its_consumer_of_pubrels(
+    setup: Setup, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG", "mqtt_nats.broker")
+    setup.refuse_pubrels(ApiError(400, MAXIMUM_CONSUMERS, "maximum consumers limit reached"))
+    await try_to_attach_pubrels(as_side(setup.side))
+    assert (setup.side.has_pubrels, setup.services.fake_link.handlers, setup.client.fake_ended) == (False, {}, [])
+    assert "no consumer of PUBREL records: maximum consumers limit reached" in caplog.text
 
 
 async def test_the_consumer_of_pubrels_is_moved_aside_and_back(setup: Setup) -> None:
