@@ -31,7 +31,7 @@ from benchmarks.generator.packets import DeliveryError
 from benchmarks.natsclients import NatsRequester
 from benchmarks.report import table
 from benchmarks.runner import machine
-from benchmarks.storing import WINDOW, Connection, message
+from benchmarks.storing import WINDOW, Connection, NobodyListens, message
 from mqtt_streams.consumers import ConsumerRef
 
 STREAM: Final = "moved"
@@ -273,7 +273,8 @@ def _publish(port: int, consumers: int, messages: int) -> None:
     """Store so many messages for each filter, in turn."""
     connection, total = Connection(port), consumers * messages
     try:
-        for start in range(0, total, WINDOW):
+        _publish_first(connection)
+        for start in range(1, total, WINDOW):
             some = range(start, min(total, start + WINDOW))
             connection.send(b"".join(message(f"{STREAM}.{one % consumers}.set", "answer.stored") for one in some))
             for one in some:
@@ -281,6 +282,21 @@ def _publish(port: int, consumers: int, messages: int) -> None:
                     raise DeliveryError("messages were stored in another order")
     finally:
         connection.close()
+
+
+def _publish_first(connection: Connection) -> None:
+    """Store the first message, as soon as this server knows of the stream."""
+    until = time.monotonic() + PATIENCE_S
+    while True:
+        connection.send(message(f"{STREAM}.0.set", "answer.stored"))
+        try:
+            if connection.answer()["seq"] != 1:
+                raise DeliveryError("the stream is not empty")
+            return
+        except NobodyListens:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.1)
 
 
 async def _check(port: int, mover: Mover, consumers: int, messages: int) -> None:

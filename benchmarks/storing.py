@@ -28,6 +28,10 @@ BATCH: Final = 10
 """Messages of a fast batch for each acknowledgement."""
 
 
+class NobodyListens(Exception):
+    """No server has the stream of a subject yet."""
+
+
 class Connection:
     """A NATS connection that asks and counts answers."""
 
@@ -49,6 +53,7 @@ class Connection:
         """The next answer.
 
         Raises:
+            NobodyListens: nats-server says so.
             RuntimeError: it is an error.
         """
         while True:
@@ -56,7 +61,10 @@ class Connection:
             if words[0] == b"PING":
                 self.send(b"PONG\r\n")
             elif words[0] in (b"MSG", b"HMSG"):
-                found: dict[str, Any] = json.loads(self._file.read(int(words[-1]) + 2))
+                data = self._file.read(int(words[-1]) + 2)
+                if data.startswith(b"NATS/1.0 503"):
+                    raise NobodyListens
+                found: dict[str, Any] = json.loads(data)
                 if "error" in found or found.get("type") == "err":
                     raise RuntimeError(f"nats-server: {found}")
                 return found

@@ -157,6 +157,7 @@ async def attach_pubrels(side: SessionConsumers) -> None:
     aside = replace(consumer, deliver_subject=f"{consumer.deliver_subject}.{services.identity.new_nuid()}")
     if side.pubrel_sid:
         services.nats.link.unsubscribe_raw(side.pubrel_sid)
+        side.listen_for_pubrels(b"")
     known, moved = True, False
     try:
         await move(services, OUT, aside)

@@ -229,6 +229,7 @@ def test_sessions_are_carried_over(
     assert "0 sessions carried over; 2 were there already and stay" in done.stdout
 
 
+@pytest.mark.skipif(shutil.which("mosquitto_sub") is None, reason="mosquitto's clients are not installed")
 def test_a_list_of_sessions(gateway: Gateway, tmp_path: Path) -> None:
     listed = tmp_path / "sessions"
     listed.write_text("# client, user, QoS, filter\nbell\t-\t1\thome/lamp\nbell\t-\t0\tnews/#\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shutil
 import socket
 import ssl
 import subprocess
@@ -159,6 +160,7 @@ def test_paho(setup: Setup, protocol: Any) -> None:
         stop(client)
 
 
+@pytest.mark.skipif(shutil.which("mosquitto_sub") is None, reason="mosquitto's clients are not installed")
 @pytest.mark.parametrize("version", ["311", "5"])
 def test_mosquitto(setup: Setup, version: str) -> None:
     """With a certificate of its own."""
