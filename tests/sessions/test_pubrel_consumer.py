@@ -285,7 +285,7 @@ async def test_somebody_listens_to_the_subject_of_pubrels(setup: Setup) -> None:
     configs = setup.services.fake_inbox.consumers[OUT]
 
     def refuse(subject: str) -> None:
-        if ".DURABLE.CREATE." in subject and setup.side.pubrel_sid == former:
+        if ".DURABLE.CREATE." in subject and setup.side.pubrel_sid in (former, b""):
             raise ApiError(400, CONSUMER_NAME_EXISTS, "consumer name already in use")
 
     def note(subject: str) -> None:
@@ -308,7 +308,7 @@ async def test_the_consumer_of_pubrels_has_another_subject_to_which_somebody_lis
     first = setup.side.pubrel_sid
 
     def refuse(subject: str) -> None:
-        if ".DURABLE.CREATE." in subject and setup.side.pubrel_sid == first:
+        if ".DURABLE.CREATE." in subject and setup.side.pubrel_sid in (first, b""):
             raise ApiError(400, CONSUMER_NAME_EXISTS, "consumer name already in use")
 
     setup.services.fake_inbox.before = refuse
