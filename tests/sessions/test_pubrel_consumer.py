@@ -277,6 +277,21 @@ async def test_the_consumer_of_pubrels_is_moved_aside_and_back(setup: Setup) -> 
     assert former not in setup.services.fake_link.handlers
 
 
+async def test_the_consumer_of_pubrels_that_is_not_moved_is_not_attached(setup: Setup) -> None:
+    """Who stores the next record tries again."""
+    await attach_pubrels(as_side(setup.side))
+
+    def refuse(subject: str) -> None:
+        if ".DURABLE.CREATE." in subject:
+            raise ApiError(500, CONSUMER_CREATE_FAILED, "consumer create failed")
+
+    setup.services.fake_inbox.before = refuse
+    with pytest.raises(ApiError):
+        await attach_pubrels(as_side(setup.side))
+    assert not setup.side.has_pubrels
+    assert not setup.services.fake_link.handlers
+
+
 async def test_somebody_listens_to_the_subject_of_pubrels(setup: Setup) -> None:
     """The consumer keeps it, and what is pending is made to expire."""
     await attach_pubrels(as_side(setup.side))
