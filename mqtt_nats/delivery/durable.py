@@ -186,7 +186,8 @@ class DurableDelivery(StatefulDelivery):
 
     def report_sent(self, source: SubscriptionState) -> None:
         """Let new messages go that had to wait for a message of `source` that is now sent."""
-        release_waiting_for(self, source)
+        if source.whole or source is self.past:  # else it costs a look at each subscription for each message
+            release_waiting_for(self, source)
 
     def seek(self) -> None:
         """Start to look for records of owed PUBRELs that JetStream does not deliver."""

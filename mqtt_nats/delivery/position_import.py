@@ -66,7 +66,7 @@ REDELIVERY_MOST_S: Final = 2.0
 
 
 class _Subscription:
-    """One subscription of the session, and the progress of its consumer."""
+    """A subscription of the session, and the progress of its consumer."""
 
     def __init__(self, key: str, name: str, filter_subject: str, source: SubscriptionState) -> None:
         self.key = key
@@ -83,12 +83,12 @@ class _Subscription:
 
     @property
     def over(self) -> bool:
-        """Whether it has ended, and brings no message itself any more: see `Draining.whole`."""
+        """Whether the subscription has ended, and brings no message itself any more: see `Draining.whole`."""
         return self.source.ended and not self.source.whole
 
     @property
     def finished(self) -> bool:
-        """Whether it has ended, and come to its end."""
+        """Whether the subscription has ended, and come to its end."""
         return self.source.ended and self.delivered >= self.source.end
 
     def stand_at(self, sequence: int) -> None:

@@ -6,10 +6,12 @@ from __future__ import annotations
 import asyncio
 import re
 from dataclasses import replace
-from typing import cast
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from mqtt_nats.delivery import durable
 from mqtt_nats.delivery.durable import DurableDelivery
 from mqtt_nats.delivery.position_writer import PositionWriter
 from mqtt_nats.delivery.slow_clients import SlowClient
@@ -352,3 +354,14 @@ async def test_the_position_forgets_consumers_that_are_gone(setup: Setup) -> Non
     position_writer.expect_consumers([name, "other"])
     await setup.side.remove([name])
     assert (position_writer.live, position_writer.present) == (set(), {"other"})
+
+
+@pytest.mark.parametrize("kind", ["usual", "lowered", "past"])
+def test_only_messages_that_others_wait_for_cost_a_look(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """A session may have thousands of subscriptions, and each of its messages may have waited."""
+    looks: list[object] = []
+    monkeypatch.setattr(durable, "release_waiting_for", lambda side, source: looks.append(source))
+    source = SubscriptionState(1, 1, end=9 if kind == "lowered" else None, whole=kind == "lowered")
+    side: Any = SimpleNamespace(past=source if kind == "past" else SubscriptionState(0, 0))
+    DurableDelivery.report_sent(side, source)
+    assert looks == ([] if kind == "usual" else [source])
