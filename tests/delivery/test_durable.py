@@ -6,8 +6,7 @@ from __future__ import annotations
 import asyncio
 import re
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
@@ -357,11 +356,14 @@ async def test_the_position_forgets_consumers_that_are_gone(setup: Setup) -> Non
 
 
 @pytest.mark.parametrize("kind", ["usual", "lowered", "past"])
-def test_only_messages_that_others_wait_for_cost_a_look(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+async def test_only_messages_that_others_wait_for_cost_a_look(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """A session may have thousands of subscriptions, and each of its messages may have waited."""
     looks: list[object] = []
     monkeypatch.setattr(durable, "release_waiting_for", lambda side, source: looks.append(source))
+    setup = Setup("a")
     source = SubscriptionState(1, 1, end=9 if kind == "lowered" else None, whole=kind == "lowered")
-    side: Any = SimpleNamespace(past=source if kind == "past" else SubscriptionState(0, 0))
-    DurableDelivery.report_sent(side, source)
-    assert looks == ([] if kind == "usual" else [source])
+    setup.side.add_past()
+    sent = setup.side.past if kind == "past" else source
+    assert sent is not None
+    setup.side.report_sent(sent)
+    assert looks == ([] if kind == "usual" else [sent])
